@@ -1,0 +1,180 @@
+"""Files that say where they came from: atomic writes, hashes, and the manifest of a stage's folder.
+
+A stage writes its results into a folder and `manifest.json` last. A folder without a manifest is unfinished
+work and is never read as a result; a folder whose manifest names the same inputs, config and stage version
+is a result that need not be made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from awpo import __version__
+from awpo.errors import UserError
+from awpo.types import content_hash
+
+MANIFEST = "manifest.json"
+IN_PROGRESS = ".in_progress"
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Writes beside the target, flushes to disk and renames, so that no reader ever sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    try:
+        with open(temporary, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hex; of a folder, over the relative names and hashes of its files (hidden ones left out)."""
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            name = file.relative_to(path)
+            if not any(part.startswith(".") for part in name.parts):
+                digest.update(f"{name.as_posix()}\0{file_hash(file)}\n".encode())
+        return digest.hexdigest()
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@functools.cache
+def code_version() -> str:
+    """Package version and, in a git checkout, the commit ('+dirty' when files differ from it)."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return __version__
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False, timeout=20
+        ).stdout.strip()
+
+    try:
+        commit, dirty = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.TimeoutExpired):
+        return __version__
+    return f"{__version__}+{commit}{'.dirty' if dirty else ''}" if commit else __version__
+
+
+@dataclass
+class Manifest:
+    """What a stage did. `inputs` and `outputs` map a name to a SHA-256 (or, for inputs, a fingerprint)."""
+
+    stage: str
+    fingerprint: str
+    inputs: dict[str, str]
+    config: dict[str, Any]
+    code: str
+    counts: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        # Counts stand at the top level too: `rows_read`, `instances` and the like are what people look for.
+        return {**self.counts, **asdict(self)}
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a finished stage, or None. Raises UserError where the file cannot be understood."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        return Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not a manifest this version can read ({error}); delete {folder} to redo it"
+        ) from None
+
+
+def stage_fingerprint(stage: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> str:
+    """The identity of a piece of work: same stage, inputs and config, same fingerprint."""
+    return content_hash([stage, dict(inputs), dict(config)])
+
+
+class Stage:
+    """A folder in the making; see `open_stage`."""
+
+    def __init__(self, folder: Path, name: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = Manifest(
+            name, stage_fingerprint(name, inputs, config), dict(inputs), dict(config), code_version()
+        )
+        self.finished = False
+        self.resumed = False
+        self._start = time.monotonic()
+
+    def finish(self, counts: Mapping[str, Any] | None = None) -> Manifest:
+        """Hashes the files and writes the manifest: from here on the folder is a result."""
+        self.manifest.counts = dict(counts or {})
+        self.manifest.outputs = {
+            file.relative_to(self.folder).as_posix(): file_hash(file)
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file() and not any(p.startswith(".") for p in file.relative_to(self.folder).parts)
+        }
+        self.manifest.seconds = round(time.monotonic() - self._start, 3)
+        text = json.dumps(self.manifest.to_json(), indent=2, ensure_ascii=False, default=str)
+        write_atomically(self.folder / MANIFEST, text + "\n")
+        (self.folder / IN_PROGRESS).unlink(missing_ok=True)
+        self.finished = True
+        return self.manifest
+
+
+@contextmanager
+def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Stage]:
+    """Opens a stage's output folder.
+
+    If it holds a finished result of the same stage, inputs and config, the yielded stage is `finished` and
+    nothing should be done. If it holds unfinished work of the same fingerprint, that is kept for resuming
+    (`resumed` is true). Anything else of an earlier stage is removed first; a folder that was not made by a stage
+    is never touched.
+
+    Raises UserError where the folder cannot be written, or holds files that no stage wrote.
+    """
+    stage = Stage(folder, name, inputs, config)
+    known = read_manifest(folder) if folder.is_dir() else None
+    if known and known.fingerprint == stage.manifest.fingerprint:
+        stage.manifest, stage.finished = known, True
+        yield stage
+        return
+    marker = folder / IN_PROGRESS
+    try:
+        if marker.exists() and marker.read_text("utf-8") == stage.manifest.fingerprint:
+            stage.resumed = True
+        elif folder.is_dir() and any(folder.iterdir()):
+            if not known and not marker.exists():
+                raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(marker, stage.manifest.fingerprint)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from None
+    yield stage
+
+
+def input_identity(path: Path) -> str:
+    """The identity of an input: the fingerprint-bound outputs of a stage's folder, else the hash of the bytes."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the path of a file or of a stage's folder")
+    manifest = read_manifest(path) if path.is_dir() else None
+    return content_hash(manifest.outputs) if manifest else file_hash(path)

@@ -1,0 +1,181 @@
+"""The settings of every stage, and the only schema of them.
+
+The same models check YAML presets, build the forms of the Prefect UI and are logged to MLflow. An unknown key is
+an error that names the nearest known one. Secrets are never fields: endpoints read their key from the environment
+variable that `api_key_variable` names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from awpo.errors import UserError
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def read(cls, values: dict[str, Any], where: str) -> Self:
+        """Checks `values`; raises UserError with one line for the first thing wrong. `where` names their origin."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(str(first["loc"][-1]), cls.model_fields, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(cls.model_fields)}"
+                raise UserError(f"{where}: unknown key {key!r}{hint}") from None
+            raise UserError(f"{where}: {key or 'settings'}: {first['msg']} (got {first.get('input')!r})") from None
+
+
+class EndpointConfig(Settings):
+    """An OpenAI-compatible chat endpoint."""
+
+    base_url: str = Field(description="Base URL, ending in /v1")
+    model: str = Field(description="Model name to ask for")
+    api_key_variable: str = Field("OPENAI_API_KEY", description="Environment variable that holds the key")
+    concurrency: int = Field(8, ge=1, le=512, description="Requests in flight at once")
+    timeout_seconds: float = Field(120.0, gt=0, description="Time limit of one request, in seconds")
+    attempts: int = Field(5, ge=1, le=20, description="Tries per request, with growing pauses")
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature")
+    max_tokens: int = Field(1024, ge=1, description="Longest answer, in tokens")
+
+
+class CorpusConfig(Settings):
+    """The embedded corpus of multi-step tool-use dialogues."""
+
+    seed: int = Field(0, ge=0, description="Seed; the same seed gives the same bytes")
+    train_dialogues: int = Field(4000, ge=1, description="Dialogues of the training split")
+    validation_dialogues: int = Field(120, ge=1, description="Dialogues of the validation split")
+    test_dialogues: int = Field(120, ge=1, description="Dialogues of each test split (phrasings, tools)")
+
+
+class RationaleConfig(Settings):
+    """Who writes the reference rationales."""
+
+    writer: Literal["offline", "endpoint"] = Field(
+        "offline", description="offline: templates; endpoint: a strong model"
+    )
+    endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the writer is one")
+    keep_existing: bool = Field(True, description="Keep a rationale that the source already has")
+
+    @model_validator(mode="after")
+    def _endpoint_given(self) -> Self:
+        if self.writer == "endpoint" and self.endpoint is None:
+            raise ValueError("writer 'endpoint' needs 'endpoint' with base_url and model")
+        return self
+
+
+class JudgeConfig(Settings):
+    """Who scores the thoughts of rollouts."""
+
+    kind: Literal["rubric", "endpoint"] = Field("rubric", description="rubric: offline rules; endpoint: a strong model")
+    endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the judge is one")
+    scale: float = Field(3.0, gt=0, description="Reasoning reward of a perfect thought; method.md section 1")
+    two_pass: bool = Field(False, description="Show the reference rationale only after a low first score")
+    failure_limit: float = Field(0.5, gt=0, le=1, description="Share of failed judgements past which the run stops")
+    deadline_seconds: float = Field(300.0, gt=0, description="Time limit of all judgements of one batch, in seconds")
+
+    @model_validator(mode="after")
+    def _endpoint_given(self) -> Self:
+        if self.kind == "endpoint" and self.endpoint is None:
+            raise ValueError("kind 'endpoint' needs 'endpoint' with base_url and model")
+        return self
+
+
+class SftConfig(Settings):
+    """Supervised fine-tuning on rationale + reference action; only the target step's tokens carry loss."""
+
+    steps: int = Field(600, ge=1, description="Optimiser steps")
+    batch_size: int = Field(32, ge=1, description="Instances per optimiser step")
+    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate")
+    warmup_share: float = Field(0.05, ge=0, le=1, description="Share of the steps with a rising learning rate")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
+    max_length: int = Field(
+        1024, ge=16, description="Longest prompt + target in tokens; longer instances are counted and left out"
+    )
+    wrong_decision_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of demonstrations whose decision is replaced by a wrong one (weak annotators)",
+    )
+    save_every: int = Field(200, ge=1, description="Steps between checkpoints from which an interrupted run resumes")
+    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
+    seed: int = Field(0, ge=0, description="Seed")
+
+
+class PolicyConfig(Settings):
+    """Policy training by one of the methods of `awpo.methods`."""
+
+    method: str = Field("awpo", description="Name in the registry of methods")
+    steps: int = Field(40, ge=1, description="Optimiser steps")
+    prompts_per_rollout: int = Field(32, ge=1, description="Prompts (groups) per rollout batch")
+    group_size: int = Field(8, ge=2, description="Rollouts per prompt")
+    steps_per_rollout: int = Field(4, ge=1, description="Optimiser steps per rollout batch; clipping needs more than 1")
+    micro_batch_size: int = Field(64, ge=1, description="Rollouts per forward pass and device")
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate")
+    temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature of rollouts")
+    max_prompt_length: int = Field(
+        1024, ge=16, description="Longest prompt, in tokens; longer ones are counted and left out"
+    )
+    max_completion_length: int = Field(160, ge=8, description="Longest completion, in tokens")
+    reward_mode: Literal["strict", "compat"] = Field(
+        "strict", description="Outcome reward: ours, or ToolRL's exact form"
+    )
+    judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who scores thoughts")
+    save_every: int = Field(
+        20, ge=1, description="Optimiser steps between checkpoints; a multiple of steps_per_rollout"
+    )
+    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
+    seed: int = Field(0, ge=0, description="Seed")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        rollouts = self.prompts_per_rollout * self.group_size
+        if rollouts % self.steps_per_rollout or (rollouts // self.steps_per_rollout) % self.micro_batch_size:
+            raise ValueError(
+                f"prompts_per_rollout x group_size = {rollouts} rollouts must split evenly into steps_per_rollout = "
+                f"{self.steps_per_rollout} steps of whole micro-batches of {self.micro_batch_size}"
+            )
+        if self.save_every % self.steps_per_rollout:
+            raise ValueError(f"save_every must be a multiple of steps_per_rollout = {self.steps_per_rollout}")
+        return self
+
+
+class EvaluationConfig(Settings):
+    """What a checkpoint is evaluated on."""
+
+    benchmarks: tuple[Literal["held_out", "bfcl"], ...] = Field(("held_out", "bfcl"), description="Benchmarks to run")
+    splits: tuple[str, ...] = Field(("test_phrasings", "test_tools"), description="Splits of the instances to run")
+    instances_per_split: int = Field(200, ge=1, description="At most this many instances per split, chosen by seed")
+    samples: int = Field(8, ge=1, description="Samples per instance at `temperature`, beside the greedy answer")
+    temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature; that of training")
+    max_completion_length: int = Field(160, ge=8, description="Longest completion, in tokens")
+    bfcl_items_per_category: int = Field(30, ge=1, description="Items per BFCL category, chosen by seed")
+    batch_size: int = Field(64, ge=1, description="Completions generated at once")
+    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
+    seed: int = Field(0, ge=0, description="Seed of the slices and of sampling")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping from a file; UserError where it is missing, unreadable or not a mapping."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give the path of a YAML file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold a mapping of keys to values")
+    return values

@@ -1,0 +1,75 @@
+"""How a stage tells of itself: JSON lines in its run folder, never a call to a server.
+
+`metrics.jsonl`  {"step", "time", "metrics": {name: number}}
+`events.jsonl`   {"time", "event": "progress", "stage", "done", "total"} | {"event": "warning", "message"} | ...
+The parent process reads along and relays them; what was written while nobody listened is read later.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+
+
+class Progress(Protocol):
+    """Called with the number of units done, the total and a short unit or phase name."""
+
+    def __call__(self, done: int, total: int, what: str = "") -> None: ...
+
+
+def silent(done: int, total: int, what: str = "") -> None:
+    """The progress of those who do not want to know."""
+
+
+class RunLog:
+    """Appends metrics and events of one run to its folder; each line is written whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": round(time.time(), 3), **row}, ensure_ascii=False, default=str) + "\n")
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._append(METRICS, {"step": step, "metrics": dict(metrics)})
+
+    def event(self, event: str, **fields: Any) -> None:
+        self._append(EVENTS, {"event": event, **fields})
+
+    def progress(self, done: int, total: int, what: str = "") -> None:
+        self.event("progress", done=done, total=total, what=what)
+
+    def warning(self, message: str) -> None:
+        self.event("warning", message=message)
+
+
+class Tail:
+    """Reads the new whole lines of a JSON-lines file each time it is asked."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path, self.offset = path, offset
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # half a line: its writer has not finished, or died; the next reading tells
+                self.offset += len(line)
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+
+
+EventHandler = Callable[[dict[str, Any]], None]
