@@ -69,7 +69,7 @@ class Tail:
                 try:
                     yield json.loads(line)
                 except ValueError:
-                    continue
+                    yield {"event": "warning", "message": f"{self.path}: unreadable line before byte {self.offset}"}
 
 
 EventHandler = Callable[[dict[str, Any]], None]

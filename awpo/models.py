@@ -1,0 +1,54 @@
+"""Names of models: what a person may write where a model is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from awpo.config import read_yaml
+from awpo.errors import UserError
+
+PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "models"
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model by name: `embedded` and `smollm2` ones are built on this machine, `hub` ones are loaded by id and
+    revision, a `folder` is a checkpoint in the Hugging Face layout."""
+
+    name: str
+    kind: Literal["embedded", "smollm2", "hub", "folder"]
+    location: str
+    revision: str | None = None
+    thinking: bool = True
+    settings: dict[str, Any] | None = None
+
+
+def preset_names() -> list[str]:
+    """The model presets of infra/presets/models, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def resolve_model(name: str) -> ModelChoice:
+    """A preset's name or the folder of a checkpoint; UserError names the nearest preset otherwise."""
+    preset = PRESETS / f"{name}.yaml"
+    if name in preset_names():
+        values = read_yaml(preset)
+        return ModelChoice(
+            name=name,
+            kind=values["kind"],
+            location=values.get("hub_id", name),
+            revision=values.get("revision"),
+            thinking=values.get("thinking", True),
+            settings={key: values[key] for key in ("sft", "policy", "evaluation") if key in values},
+        )
+    folder = Path(name)
+    if (folder / "config.json").exists():
+        return ModelChoice(name=folder.resolve().name, kind="folder", location=str(folder))
+    if folder.is_dir():
+        raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint in the Hugging Face layout")
+    near = difflib.get_close_matches(name, preset_names(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(preset_names())}, or a checkpoint's folder"
+    raise UserError(f"unknown model {name!r}; {hint}")

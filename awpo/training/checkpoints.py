@@ -1,0 +1,68 @@
+"""Checkpoints: which are whole, which is the last, and how a finished one is saved and looked at again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
+
+from awpo.artifacts import write_atomically
+from awpo.errors import UserError
+
+WHOLE = "whole"
+RESUME = ".resume"
+
+
+class MarkWholeCheckpoints(TrainerCallback):
+    """Marks a checkpoint once all of it is on disk, so that a half-written one is never resumed from."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            write_atomically(folder / WHOLE, f"{state.global_step}\n")
+
+
+def last_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was completely written; half-written ones are removed."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in reversed(found):
+        if (path / WHOLE).exists():
+            return path
+        shutil.rmtree(path)
+    return None
+
+
+def load_policy(location: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a folder or hub id; UserError where they can't be had."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        model = AutoModelForCausalLM.from_pretrained(location, dtype="auto")
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot load the model {location!r}: {first}; give a checkpoint's folder or a hub id"
+        ) from None
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UserError(f"the tokenizer of {location!r} needs a padding token of its own, apart from its end token")
+    return model, tokenizer
+
+
+def save_finished(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, card: dict[str, Any]
+) -> None:
+    """Saves safetensors, tokenizer and `method_card.json`, then loads the weights back and compares them.
+
+    Raises RuntimeError where what was saved isn't what was trained (as ZeRO-3 without its gather, DeepSpeed#3841).
+    """
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    write_atomically(folder / "method_card.json", json.dumps(card, indent=2, ensure_ascii=False, default=str) + "\n")
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict()
+    for name, tensor in model.state_dict().items():
+        if name not in loaded or not loaded[name].equal(tensor.detach().cpu()):
+            raise RuntimeError(f"{folder}: {name} was not saved as it was trained")

@@ -1,0 +1,247 @@
+"""Policy training by one of the methods of `awpo.methods`, on TRL's GRPOTrainer.
+
+    python -m awpo.training.policy JOB.json     {"model", "instances", "out", "config": PolicyConfig}
+
+A rollout batch of `prompts_per_rollout` x `group_size` completions is sampled, scored, turned into advantages, and
+used for `steps_per_rollout` optimiser steps. Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl,
+judge_samples.jsonl, summary.json, manifest.json. A run that was interrupted resumes at its last whole checkpoint,
+which always lies at the boundary of a rollout batch, where resuming is exact.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from trl import GRPOConfig
+
+from awpo.artifacts import input_identity, open_stage, write_atomically
+from awpo.chat import render_prompt
+from awpo.config import PolicyConfig
+from awpo.data.store import read_instances
+from awpo.errors import UserError
+from awpo.events import METRICS, RunLog
+from awpo.methods import Method, get_method
+from awpo.processes import worker_main
+from awpo.training.checkpoints import RESUME, MarkWholeCheckpoints, last_whole_checkpoint, load_policy, save_finished
+from awpo.training.policy_trainer import PolicyTrainer
+from awpo.training.scoring import Scorer
+from awpo.types import Instance
+
+# TRL's names on the left, ours on the right; names that the trainer subclass reports pass as they are.
+RENAMED = {
+    "loss": "loss",
+    "grad_norm": "gradient_norm",
+    "learning_rate": "learning_rate",
+    "completions/mean_length": "response_length",
+    "completions/clipped_ratio": "response_cut_share",
+    "entropy": "entropy",
+    "clip_ratio/region_mean": "clip/clipped_share",
+    "num_tokens": "tokens",
+    "step_time": "seconds/step",
+}
+OWN = (
+    "reward/",
+    "gate/",
+    "judge/",
+    "difficulty/",
+    "clip/",
+    "zero_variance_share",
+    "saturated_share",
+    "seconds/rollout",
+)
+
+
+class LogPolicyToFiles(TrainerCallback):
+    """Relays the trainer's logs to the run folder under the project's names."""
+
+    def __init__(self, log: RunLog) -> None:
+        self.log = log
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        found = {RENAMED[key]: value for key, value in (logs or {}).items() if key in RENAMED}
+        found |= {key: value for key, value in (logs or {}).items() if key.startswith(OWN) and "clip_ratio" not in key}
+        if "loss" in found:
+            self.log.metrics(state.global_step, found)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.log.progress(state.global_step, state.max_steps, "steps")
+
+
+def prompt_rows(
+    tokenizer: PreTrainedTokenizerBase, instances: list[Instance], max_prompt_length: int
+) -> tuple[Dataset, int]:
+    """Rows (`prompt`, `index`) for the instances whose prompt fits; also how many don't."""
+    rows, too_long = [], 0
+    for index, instance in enumerate(instances):
+        prompt = render_prompt(tokenizer, instance)
+        if len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) > max_prompt_length:
+            too_long += 1
+        else:
+            rows.append({"prompt": prompt, "index": index})
+    return Dataset.from_list(rows), too_long
+
+
+def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes: int) -> GRPOConfig:
+    """TRL's settings, every default that matters set; raises UserError where the batch can't be split."""
+    rollouts = config.prompts_per_rollout * config.group_size
+    per_step = rollouts // config.steps_per_rollout
+    if per_step % (config.micro_batch_size * processes):
+        raise UserError(
+            f"{per_step} rollouts per optimiser step can't be split into micro-batches of {config.micro_batch_size} "
+            f"on {processes} processes; change policy.micro_batch_size"
+        )
+    accumulation = per_step // (config.micro_batch_size * processes)
+    return GRPOConfig(
+        output_dir=str(out / RESUME),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.micro_batch_size,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation * config.steps_per_rollout,
+        num_iterations=1,
+        num_generations=config.group_size,
+        max_completion_length=config.max_completion_length,
+        temperature=config.temperature,
+        top_p=1.0,
+        top_k=0,
+        repetition_penalty=1.0,
+        beta=method.kl,
+        epsilon=method.epsilon_low,
+        epsilon_high=method.epsilon_high,
+        loss_type=method.loss_type,
+        importance_sampling_level="token",
+        scale_rewards="none",
+        mask_truncated_completions=False,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=config.steps_per_rollout,
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        logging_steps=1,
+        save_steps=config.save_every,
+        save_total_limit=2,
+        remove_unused_columns=False,
+        shuffle_dataset=True,
+        report_to="none",
+        disable_tqdm=True,
+        bf16=torch.cuda.is_available(),
+        gradient_checkpointing=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=config.seed,
+        data_seed=config.seed,
+    )
+
+
+def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -> dict[str, Any]:
+    """Trains `model` on the train split of `instances`; returns the summary that is written to `out`.
+
+    Raises UserError where the method doesn't train a policy or no prompt can be trained on.
+    """
+    method = get_method(config.method)
+    if not method.trains_policy:
+        raise UserError(f"method {method.name!r} trains no policy; choose one that does (see `awpo methods`)")
+    inputs = {
+        "model": input_identity(Path(model)) if Path(model).exists() else model,
+        "instances": input_identity(instances),
+        "method": str(method.to_json()),
+    }
+    with open_stage(out, "policy", inputs, config.model_dump(exclude={"threads"})) as stage:
+        if stage.finished:
+            return dict(stage.manifest.counts)
+        start = time.monotonic()
+        log = RunLog(out)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        set_seed(config.seed)
+        policy, tokenizer = load_policy(model)
+        chosen = read_instances(instances, {"train"})
+        rows, too_long = prompt_rows(tokenizer, chosen, config.max_prompt_length)
+        if len(rows) < config.prompts_per_rollout:
+            raise UserError(
+                f"{instances} has {len(rows)} training prompts of at most {config.max_prompt_length} tokens, fewer "
+                f"than policy.prompts_per_rollout = {config.prompts_per_rollout}; lower that, or give more data"
+            )
+        if too_long:
+            log.warning(f"{too_long} of {len(chosen)} prompts exceed {config.max_prompt_length} tokens; left out")
+        if config.steps_per_rollout == 1:
+            log.warning("one optimiser step per rollout batch: the importance ratio is 1 and clipping does nothing")
+        resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
+        _drop_metrics_after(out, resume)
+        trainer = PolicyTrainer(
+            model=policy,
+            processing_class=tokenizer,
+            args=trainer_arguments(config, method, out, processes=_processes()),
+            train_dataset=rows,
+            callbacks=[LogPolicyToFiles(log), MarkWholeCheckpoints()],
+            method=method,
+            scorer=Scorer(method, config, out / "judge_samples.jsonl"),
+            instances=chosen,
+            log=log,
+        )
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
+        if trainer.is_world_process_zero():
+            card = {"method": method.to_json(), "base": model, **stage.manifest.to_json(), **summary}
+            save_finished(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint", card)
+            summary["seconds"] = round(time.monotonic() - start, 1)
+            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+            stage.finish(summary)
+        return summary
+
+
+def _processes() -> int:
+    from accelerate import PartialState
+
+    return int(PartialState().num_processes)
+
+
+def _drop_metrics_after(out: Path, resume: Path | None) -> None:
+    """Removes the metrics of steps that will be trained again, so that each step stands once."""
+    file = out / METRICS
+    if not file.exists():
+        return
+    last = int(resume.name.rpartition("-")[2]) if resume else 0
+    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) <= last]
+    write_atomically(file, "".join(kept))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return float("inf")  # half a line, of a process that died in writing it
+
+
+def _last_metrics(out: Path, config: PolicyConfig) -> dict[str, float]:
+    """Means over the last quarter of the rollout batches (at least one): steadier than the last step alone."""
+    rows = [json.loads(line)["metrics"] for line in (out / METRICS).read_text("utf-8").splitlines()]
+    result = {}
+    for name in ("reward/total", "reward/outcome", "reward/reasoning", "response_length"):
+        values = [row[name] for row in rows if name in row]
+        if values:
+            tail = values[-max(1, len(values) // 4) :]
+            result[name] = round(sum(tail) / len(tail), 6)
+    return result
+
+
+def run(job: dict[str, Any]) -> None:
+    train_policy(
+        job["model"],
+        Path(job["instances"]),
+        Path(job["out"]),
+        PolicyConfig.read(job.get("config", {}), "the policy config"),
+    )
+
+
+if __name__ == "__main__":
+    worker_main(run)
