@@ -314,8 +314,8 @@ class _Reader:
         if len(value) > 2:
             extra = next(key for key in value if key not in ("name", given[0]))
             self.error(position, f"a call has the extra key {extra[:40]!r}")
-        self.keys.add(given[0])
-        if len(self.keys) == 2:
+        if len(self.keys) == 1 and given[0] not in self.keys:
             self.error(position, 'calls with "arguments" beside calls with "parameters"')
+        self.keys.add(given[0])
         self.calls.append(ToolCall(name, value[given[0]]))
         return after
