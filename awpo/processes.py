@@ -142,7 +142,7 @@ def worker_main(run: Callable[[dict[str, Any]], None]) -> None:
         RunLog(job_file.parent).event("error", kind="user", message=str(error))
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- whatever ends a worker is told to its parent
         RunLog(job_file.parent).event("error", kind="crash", message=f"{type(error).__name__}: {error}")
         traceback.print_exc()
         sys.exit(1)

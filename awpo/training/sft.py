@@ -58,24 +58,49 @@ class Demonstrations(Dataset[dict[str, list[int]]]):
         return self.rows[index]
 
 
-class PadRight:
-    """Pads a batch on the right to its longest row: input_ids, attention_mask, labels, each (B, T)."""
+class PadAroundTarget:
+    """Pads prompts on the left and targets on the right, so that all targets start in the same column.
+
+    Gives input_ids, attention_mask and labels, each (B, P + T), and `logits_to_keep` = T + 1: the head then works
+    on the target's columns alone, which are a third of a batch of tool-use prompts or less.
+    """
 
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
 
-    def __call__(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        longest = max(len(row["input_ids"]) for row in rows)
-        gaps = [longest - len(row["input_ids"]) for row in rows]
+    def __call__(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
+        prompts = [row["labels"].count(IGNORED) for row in rows]
+        longest_prompt = max(prompts)
+        longest_target = max(len(row["labels"]) - prompt for row, prompt in zip(rows, prompts, strict=True))
+        width = longest_prompt + longest_target
+        input_ids = torch.full((len(rows), width), self.pad_id)
+        attention_mask = torch.zeros((len(rows), width), dtype=torch.long)
+        labels = torch.full((len(rows), width), IGNORED)
+        for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            columns = slice(longest_prompt - prompt, longest_prompt - prompt + len(row["input_ids"]))
+            input_ids[index, columns] = torch.tensor(row["input_ids"])
+            attention_mask[index, columns] = 1
+            labels[index, columns] = torch.tensor(row["labels"])
         return {
-            "input_ids": torch.tensor(
-                [row["input_ids"] + [self.pad_id] * gap for row, gap in zip(rows, gaps, strict=True)]
-            ),
-            "attention_mask": torch.tensor(
-                [[1] * len(row["input_ids"]) + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
-            ),
-            "labels": torch.tensor([row["labels"] + [IGNORED] * gap for row, gap in zip(rows, gaps, strict=True)]),
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": labels,
+            "logits_to_keep": longest_target + 1,
         }
+
+
+def target_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None) -> torch.Tensor:
+    """Cross-entropy, mean over the target tokens of the whole optimiser step.
+
+    `outputs.logits` (B, T + 1, V) are those of the last T + 1 columns of `labels` (B, P + T); see
+    `PadAroundTarget`. A column's logits predict the next one, so the last column's are of no use.
+    """
+    logits = outputs.logits[:, :-1].float()
+    targets = labels[:, -logits.shape[1] :]
+    total = torch.nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum())
 
 
 class LogToFiles(TrainerCallback):
@@ -134,7 +159,8 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
             model=policy,
             args=_arguments(config, out),
             train_dataset=dataset,
-            data_collator=PadRight(int(tokenizer.pad_token_id)),
+            compute_loss_func=target_loss,
+            data_collator=PadAroundTarget(int(tokenizer.pad_token_id)),
             callbacks=[
                 LogToFiles(log, {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}),
                 MarkWholeCheckpoints(),

@@ -1,0 +1,107 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from awpo.errors import UserError
+from awpo.processes import StageFailed, run_worker
+
+WORKER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from awpo.errors import UserError
+from awpo.events import RunLog
+from awpo.processes import worker_main
+
+def run(job):
+    folder = Path(job["folder"])
+    log = RunLog(folder)
+    print("hello from the worker", os.environ["OMP_NUM_THREADS"])
+    for i in range(3):
+        log.progress(i + 1, 3, "steps")
+    match job["end"]:
+        case "user": raise UserError("the file is missing; give another")
+        case "crash": raise RuntimeError("boom")
+        case "sleep":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+            time.sleep(600)
+
+worker_main(run)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "example_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return "example_worker"
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition, seconds: float = 60.0) -> bool:  # type: ignore[no-untyped-def]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_events_are_relayed_and_output_is_kept(worker: str, tmp_path: Path) -> None:
+    events: list[dict] = []
+    run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, on_event=events.append, threads=1)
+    assert [row["done"] for row in events] == [1, 2, 3]
+    assert "hello from the worker 1" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_second_run_does_not_relay_the_events_of_the_first(worker: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        events: list[dict] = []
+        run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, on_event=events.append)
+    assert len(events) == 3
+
+
+def test_what_a_person_can_mend_arrives_as_such(worker: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^the file is missing; give another$"):
+        run_worker(worker, {"folder": str(tmp_path), "end": "user"}, tmp_path)
+
+
+def test_a_crash_shows_the_last_lines(worker: str, tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match="RuntimeError: boom"):
+        run_worker(worker, {"folder": str(tmp_path), "end": "crash"}, tmp_path)
+
+
+def test_cancelling_ends_the_whole_group(worker: str, tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError):
+        run_worker(
+            worker, {"folder": str(tmp_path), "end": "sleep"}, tmp_path, cancelled=lambda: (tmp_path / "pids").exists()
+        )
+    for pid in (tmp_path / "pids").read_text().split():
+        assert wait_until(lambda pid=pid: not alive(int(pid)))
+
+
+def test_a_worker_dies_with_its_parent(worker: str, tmp_path: Path) -> None:
+    parent = textwrap.dedent(f"""
+        from pathlib import Path
+        from awpo.processes import run_worker
+        folder = Path({str(tmp_path)!r})
+        run_worker({worker!r}, {{"folder": str(folder), "end": "sleep"}}, folder)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    assert wait_until((tmp_path / "pids").exists)
+    assert wait_until(lambda: len((tmp_path / "pids").read_text().split()) == 2)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert all(alive(pid) for pid in pids)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert wait_until(lambda: not any(alive(pid) for pid in pids))
