@@ -116,7 +116,7 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         beta=method.kl,
         epsilon=method.epsilon_low,
         epsilon_high=method.epsilon_high,
-        loss_type=method.loss_type,
+        loss_type=method.loss,
         importance_sampling_level="token",
         scale_rewards="none",
         mask_truncated_completions=False,
@@ -148,7 +148,7 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
     Raises UserError where the method doesn't train a policy or no prompt can be trained on.
     """
     method = get_method(config.method)
-    if not method.trains_policy:
+    if not method.trains:
         raise UserError(f"method {method.name!r} trains no policy; choose one that does (see `awpo methods`)")
     inputs = {
         "model": input_identity(Path(model)) if Path(model).exists() else model,

@@ -10,6 +10,7 @@ Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of 
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +20,10 @@ from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 
 from awpo.advantages import Estimate, estimate
+from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.methods import Method
+from awpo.training.dynamic_sampling import replace_groups, varying_groups
 from awpo.training.scoring import Scorer, Scores
 from awpo.types import Instance
 
@@ -61,30 +64,71 @@ class PolicyTrainer(GRPOTrainer):
         return str(self._tokenizer.decode([i for i in ids if i not in ends], skip_special_tokens=False))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        batch = self._roll_out(inputs, group_size)
+        rounds = self.method.dynamic_sampling_rounds if self.model.training else 0
+        return self._fill_empty_groups(batch, group_size, rounds) if rounds else batch
+
+    def _roll_out(self, inputs: list[dict[str, Any]], group_size: int) -> dict[str, Any]:
+        """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
         start = time.perf_counter()
         output = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
         instances, texts, scores = self._scored
-        group_size = self.num_generations if self.model.training else self.num_generations_eval
         rewards_N = {name: self._gathered(getattr(scores, name)) for name in REWARDS}
         rewards_N["outcome"] = rewards_N["format"] + rewards_N["correct"] + rewards_N["overlong"]
+        read = {*self.method.rewards, "outcome"} | ({"reasoning"} if self.scorer.judge else set())
         # Every prompt's rows stand together, in the order of the processes, so groups are whole here.
         result = estimate(
             self.method,
-            {name: rewards_N[name].view(-1, group_size) for name in self.method.rewards},
+            {name: rewards_N[name].view(-1, group_size) for name in sorted(read)},
             r_min=self._gathered(scores.r_min).view(-1, group_size)[:, 0],
             r_max=self._gathered(scores.r_max).view(-1, group_size)[:, 0],
         )
-        rows = slice(self.accelerator.process_index * len(inputs), (self.accelerator.process_index + 1) * len(inputs))
+        first = self.accelerator.process_index * len(inputs)
+        rows = slice(first, first + len(inputs))
         output["advantages"] = result.advantages.reshape(-1)[rows].to(output["advantages"].dtype)
         output["clip_low"] = result.clip_low.repeat_interleave(group_size)[rows]
         output["clip_high"] = result.clip_high.repeat_interleave(group_size)[rows]
-        self._report(rewards_N, result, scores, group_size, time.perf_counter() - start)
+        self._report(rewards_N, result, scores, time.perf_counter() - start)
         if self.accelerator.is_main_process:
-            self.scorer.write_samples(
-                self.state.global_step, instances, texts, scores, advantage=output["advantages"].tolist()
-            )
+            advantages = [round(value, 6) for value in output["advantages"].tolist()]
+            self.scorer.write_samples(self.state.global_step, instances, texts, scores, advantage=advantages)
         return output
+
+    def _fill_empty_groups(self, batch: dict[str, Any], group_size: int, rounds: int) -> dict[str, Any]:
+        """Dynamic sampling, at most `rounds` rounds; the metrics stay those of the batch as it was first drawn."""
+        store = self._metrics["train"]
+        used = 0
+        for draw in range(rounds):
+            empty = int(gather((~varying_groups(batch, group_size)).sum().reshape(1)).sum())
+            if not empty:
+                break
+            used += 1
+            kept = {name: list(values) for name, values in store.items()}
+            drawn = self._roll_out(self._fresh_rows(len(batch["advantages"]), group_size, draw), group_size)
+            tokens = store["num_tokens"]
+            store.clear()
+            store.update({**kept, "num_tokens": tokens})
+            batch = replace_groups(batch, drawn, group_size, int(self._tokenizer.pad_token_id))
+        empty_share = gather((~varying_groups(batch, group_size)).float().mean().reshape(1)).mean().item()
+        store["dynamic_sampling/rounds"].append(float(used))
+        store["dynamic_sampling/empty_share"].append(empty_share)
+        if empty_share and self.accelerator.is_main_process:
+            self.run_log.warning(f"{empty_share:.0%} of the groups have no variance after {used} rounds of sampling")
+        batch["num_items_in_batch"] = gather(batch["completion_mask"].sum().reshape(1)).sum()
+        return batch
+
+    def _fresh_rows(self, count: int, group_size: int, draw: int) -> list[dict[str, Any]]:
+        """Other prompts of the training set; which ones depends on seed, step and round alone, so resuming is exact."""
+        if count % group_size:
+            raise UserError(
+                f"dynamic sampling needs whole groups on every process: {count} rollouts are no multiple of "
+                f"{group_size}; change policy.prompts_per_rollout"
+            )
+        seed = f"{self.args.seed}-{self.state.global_step}-{draw}-{self.accelerator.process_index}"
+        picked = random.Random(seed).choices(range(len(self.train_dataset)), k=count // group_size)
+        return [dict(self.train_dataset[index]) for index in picked for _ in range(group_size)]
 
     def _gathered(self, values: Sequence[float]) -> torch.Tensor:
         return gather(torch.tensor(list(values), dtype=torch.float32, device=self.accelerator.device))
@@ -97,9 +141,7 @@ class PolicyTrainer(GRPOTrainer):
         finally:
             self.epsilon_low, self.epsilon_high = low, high
 
-    def _report(
-        self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores, group_size: int, seconds: float
-    ) -> None:
+    def _report(self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores, seconds: float) -> None:
         """Hands the rollout's metrics to TRL's store (method.md section 6), which averages them until it logs."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         judged = ~rewards_N["reasoning"].isnan()
@@ -107,7 +149,6 @@ class PolicyTrainer(GRPOTrainer):
             "reward/format": rewards_N["format"].mean().item(),
             "reward/correct": rewards_N["correct"].mean().item(),
             "reward/outcome": rewards_N["outcome"].mean().item(),
-            "judge/failure_rate": 1.0 - judged.float().mean().item() if self.scorer.judge else 0.0,
             "judge/seconds": max(gather_object([scores.judge_seconds])),
             "seconds/rollout": seconds,
         }
@@ -115,18 +156,9 @@ class PolicyTrainer(GRPOTrainer):
         if judged.any():
             values["reward/reasoning"] = rewards_N["reasoning"][judged].mean().item()
             if "reasoning" in self.method.rewards:
-                total += self.method.mix * values["reward/reasoning"]
+                total += self.method.mix_coefficient * values["reward/reasoning"]
         values["reward/total"] = total
-        for name, stat in result.stats.items():
-            tensor = torch.as_tensor(stat, dtype=torch.float32)
-            finite = tensor[tensor.isfinite()]
-            if not finite.numel():
-                continue
-            if name in ("ratio", "correlation"):
-                for quantile in (10, 50, 90):
-                    values[f"gate/{name}_p{quantile}"] = finite.quantile(quantile / 100).item()
-            else:
-                values[METRIC_NAMES.get(name, name)] = finite.mean().item()
+        values |= result.metrics()
         for name, value in values.items():
             metrics[name].append(value)
         self._warn_of_constant_rewards(rewards_N)
@@ -142,12 +174,3 @@ class PolicyTrainer(GRPOTrainer):
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """The method card that is saved with the finished checkpoint takes the place of TRL's."""
-
-
-METRIC_NAMES = {
-    "gate": "gate/open_share",
-    "saturated": "saturated_share",
-    "difficulty": "difficulty/mean",
-    "radius": "clip/radius_mean",
-    "closed_by_failure": "gate/closed_by_failure_share",
-}

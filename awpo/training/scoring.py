@@ -56,7 +56,7 @@ class Scorer:
             low, high = reward_range(instance.target, mode=self.config.reward_mode)
             scores.format.append(shape)
             scores.correct.append(correct)
-            scores.r_min.append(low - (1.0 if self.method.overlong_share else 0.0))
+            scores.r_min.append(low)
             scores.r_max.append(high)
         scores.overlong = (
             overlong_penalty(lengths, self.config.max_completion_length, self.method.overlong_share)
