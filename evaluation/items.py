@@ -1,0 +1,158 @@
+"""What an evaluation stores per completion, and the rows of `scores.json` that summarise it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from awpo.errors import UserError
+from awpo.types import Completion
+from evaluation.statistics import clustered_bootstrap, pass_at_k, wilson
+
+GREEDY = -1
+ITEMS = "items.parquet"
+SCORES = "scores.json"
+PASS_AT = (1, 8)
+
+ScoreRow = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One completion and its verdict.
+
+    `sample` is -1 for the greedy completion, else its number from 0. `step` of `steps` is the place of the
+    item in its dialogue. `empty` is true where the model gave neither a call nor a reply. `detail` is the
+    checker's reason, where there is one.
+    """
+
+    benchmark: str
+    split: str
+    item_id: str
+    dialogue_id: str
+    source: str
+    step: int
+    steps: int
+    kind: str
+    sample: int
+    correct: bool
+    completion: str
+    response_tokens: int
+    empty: bool
+    finish: str = "stop"
+    detail: str = ""
+
+
+_TYPES = {"str": pa.string(), "int": pa.int32(), "bool": pa.bool_()}
+SCHEMA = pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(Item)])
+
+
+def is_empty(completion: Completion) -> bool:
+    """Whether a completion has neither a call, whole or broken, nor a reply; a thought alone is empty."""
+    return not completion.tool_calls and not completion.calls_malformed and not completion.content.strip()
+
+
+def write_items(path: Path, items: Iterable[Item]) -> None:
+    rows = [asdict(item) for item in items]
+    for row in rows:  # a lone surrogate, which a model may emit, is not text that a file can hold
+        row["completion"] = row["completion"].encode("utf-8", "replace").decode("utf-8")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+
+
+def read_items(path: Path) -> list[Item]:
+    """The items of an evaluation; UserError where there are none or the file is not one of ours."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give the folder of a finished evaluation")
+    try:
+        return [Item(**row) for row in pq.read_table(path, schema=SCHEMA).to_pylist()]
+    except (pa.ArrowException, TypeError) as error:
+        raise UserError(f"{path} is not a table of items: {str(error).splitlines()[0]}") from None
+
+
+def by_item(items: Iterable[Item]) -> dict[str, list[Item]]:
+    """Items by `item_id`, samples in their order."""
+    groups: dict[str, list[Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: (item.item_id, item.sample)):
+        groups[item.item_id].append(item)
+    return dict(groups)
+
+
+def mean_correct(samples: Sequence[Item]) -> float:
+    return sum(item.correct for item in samples) / len(samples)
+
+
+Grouping = Callable[[Item], str]
+
+
+def by_step(item: Item) -> str:
+    return f"step={item.step}"
+
+
+def by_kind(item: Item) -> str:
+    return f"kind={item.kind}"
+
+
+def score_rows(
+    items: Sequence[Item], *, groupings: Sequence[Grouping] = (), seed: int = 0, **fields: Any
+) -> list[ScoreRow]:
+    """Rows of `scores.json` for the items of one benchmark and split: greedy and sampled, all and by group.
+
+    A mode or group without items has no row. `fields` are added to every row.
+    """
+    rows: list[ScoreRow] = []
+    for mode in ("greedy", "sampled"):
+        chosen = [item for item in items if (item.sample == GREEDY) == (mode == "greedy")]
+        groups: dict[str, list[Item]] = {"all": chosen} if chosen else {}
+        for grouping in groupings:
+            found: dict[str, list[Item]] = defaultdict(list)
+            for item in chosen:
+                found[grouping(item)].append(item)
+            groups |= {name: found[name] for name in sorted(found, key=lambda name: (len(name), name))}
+        rows += [_row(mode, name, members, seed) | fields for name, members in groups.items()]
+    return rows
+
+
+def _row(mode: str, group: str, items: Sequence[Item], seed: int) -> ScoreRow:
+    grouped = by_item(items)
+    values = [mean_correct(samples) for samples in grouped.values()]
+    clusters = [samples[0].dialogue_id for samples in grouped.values()]
+    if mode == "greedy":
+        low, high = wilson(sum(values), len(values))
+        accuracy = sum(values) / len(values)
+    else:
+        estimate = clustered_bootstrap(values, clusters, seed=seed)
+        accuracy, low, high = estimate.value, estimate.low, estimate.high
+    row: ScoreRow = {
+        "benchmark": items[0].benchmark,
+        "split": items[0].split,
+        "mode": mode,
+        "group": group,
+        "accuracy": accuracy,
+        "low": low,
+        "high": high,
+        "items": len(grouped),
+        "dialogues": len(set(clusters)),
+        "empty_rate": sum(item.empty for item in items) / len(items),
+        "response_tokens": sum(item.response_tokens for item in items) / len(items),
+        "cut_rate": sum(item.finish != "stop" for item in items) / len(items),
+    }
+    if mode == "sampled" and group == "all":
+        row["pass_at"] = _pass_at(list(grouped.values()))
+    return row
+
+
+def _pass_at(groups: Sequence[Sequence[Item]]) -> dict[str, float]:
+    """pass@k over items, for each k of which every item has samples enough."""
+    fewest = min(len(samples) for samples in groups)
+    return {
+        str(k): sum(pass_at_k(sum(item.correct for item in samples), len(samples), k) for samples in groups)
+        / len(groups)
+        for k in PASS_AT
+        if k <= fewest
+    }
