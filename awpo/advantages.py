@@ -40,8 +40,8 @@ class Estimate:
     `stats` holds, per group (P,): ratio r_g (NaN where undefined), correlation c_g (NaN where undefined), gate w_g,
     saturated, difficulty d_g, radius (mean of the two clip radii), closed_by_failure (a judgement failed, so the
     outcome alone is used), counted (at least one valid rollout: the groups that shares and means are over). And as
-    floats: zero_variance_share/<reward>, the share of groups without variance in it, and judge_failure_rate, the share of
-    valid rollouts whose judgement failed.
+    floats: zero_variance_share/<reward>, the share of groups without variance in it among those where it is known,
+    and judge_failure_rate, the share of valid rollouts whose judgement failed.
     """
 
     advantages: Tensor
@@ -135,7 +135,7 @@ def estimate(
     }
     for name, reward_PG in {**batch.parts, "outcome": batch.outcome_PG}.items():
         flat_P = ~normalise(reward_PG, batch.valid_PG, method).varies_P
-        known_P = batch.counted_P & (batch.judged_P if name == "reasoning" else True)
+        known_P = batch.known_P(name)
         stats[f"zero_variance_share/{name}"] = float((flat_P & known_P).sum() / known_P.sum().clamp(min=1))
 
     dtype = next(iter(rewards.values())).dtype
@@ -282,11 +282,13 @@ def dara(method: Method, groups: Groups) -> Tensor:
 
         pi_k = share of groups where A_k is not 0 everywhere;    w_k = min(4, sqrt(max over j of pi_j / pi_k))
 
-    Negative advantages keep weight 1. Density-Aware Reward Aggregation, arXiv 2610.00574.
+    Negative advantages keep weight 1. The share is over the groups where reward k is known: a judge that fails is
+    not a judge that is sparse. Density-Aware Reward Aggregation, arXiv 2610.00574.
     """
     parts_KPG = _in_groups(method, groups)
-    density_K = (parts_KPG != 0).any(dim=2).sum(dim=1)  # in groups: the shares have the same denominator
-    weight_K = (density_K.max() / density_K.clamp(min=1)).sqrt().clamp(max=DARA_WEIGHT_MAX)
+    known_KP = torch.stack([groups.batch.known_P(name) for name in groups.batch.parts])
+    density_K = (parts_KPG != 0).any(dim=2).sum(dim=1) / known_KP.sum(dim=1).clamp(min=1)
+    weight_K = (density_K.max() / density_K).sqrt().where(density_K > 0, 1).clamp(max=DARA_WEIGHT_MAX)
     weighted_KPG = torch.where(parts_KPG > 0, weight_K[:, None, None] * parts_KPG, parts_KPG)
     return _summed_over_the_batch(method, groups, weighted_KPG)
 

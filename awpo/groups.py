@@ -36,7 +36,12 @@ class Batch:
 
     @property
     def counted_P(self) -> Tensor:
+        """Groups with at least one valid rollout."""
         return self.valid_PG.any(dim=1)
+
+    def known_P(self, reward: str) -> Tensor:
+        """Groups that have this reward."""
+        return self.judged_P if reward == "reasoning" else self.counted_P
 
 
 @dataclass(frozen=True, slots=True)

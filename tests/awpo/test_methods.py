@@ -1,0 +1,122 @@
+import subprocess
+import sys
+
+import pytest
+
+from awpo.errors import UserError
+from awpo.methods import METHODS, Method, get_method
+
+# The names of the registry are an interface: presets, runs and reports refer to methods by them.
+NAMES = ["base", "sft", "grpo", "sft_grpo", "dr_grpo", "dapo", "grpo_mixed", "gdpo", "dara", "gated_accumulation", "awpo", "awpo_no_difficulty", "awpo_no_gating", "awpo_fixed_clip", "awpo_soft", "awpo_low_variance", "awpo_correlation"]
+
+
+def test_registry_holds_every_name_once():
+    assert list(METHODS) == NAMES
+    assert all(get_method(name).name == name for name in NAMES)
+
+
+def test_registry_is_read_only():
+    with pytest.raises(TypeError):
+        METHODS["mine"] = METHODS["awpo"]  # type: ignore[index]
+
+
+def test_unknown_name_gives_the_nearest():
+    with pytest.raises(UserError, match="'awpo_soft'"):
+        get_method("awpo-sotf")
+    with pytest.raises(UserError, match="known: base, sft"):
+        get_method("?")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_survives_json(name):
+    method = METHODS[name]
+    assert Method.read(method.to_json(), "here") == method
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_says_what_it_is(name):
+    method = METHODS[name]
+    assert method.summary
+    assert "\n" not in method.summary
+    assert method.sources or not method.trains
+    assert method.reading.startswith("reconstruction") == name.startswith("awpo")
+
+
+def test_which_train_and_which_need_a_judge():
+    assert {name for name in NAMES if not METHODS[name].trains} == {"base", "sft"}
+    outcome_only = {"base", "sft", "grpo", "sft_grpo", "dr_grpo", "dapo"}
+    assert {name for name in NAMES if not METHODS[name].needs_judge} == outcome_only
+
+
+def differences(name: str, other: str) -> dict[str, object]:
+    one, two = METHODS[name].to_json(), METHODS[other].to_json()
+    return {key: one[key] for key in one if one[key] != two[key] and key not in ("name", "summary", "sources")}
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "expected"),
+    [
+        ("awpo_no_difficulty", "awpo", {"difficulty": "none"}),
+        ("awpo_no_gating", "awpo", {"gate": "always"}),
+        ("awpo_fixed_clip", "awpo", {"clip": "fixed"}),
+        ("awpo_soft", "awpo", {"gate": "soft"}),
+        ("awpo_low_variance", "awpo", {"gate": "low_outcome_variance"}),
+        ("awpo_correlation", "awpo", {"gate": "correlation"}),
+        ("sft_grpo", "grpo", {"stages": ["sft", "policy"]}),
+        (
+            "dapo",
+            "grpo",
+            {"epsilon_high": 0.28, "loss": "dapo", "dynamic_sampling_rounds": 3, "overlong_share": 0.2},
+        ),
+        ("dr_grpo", "grpo", {"estimator": "dr_grpo", "loss": "dr_grpo"}),
+        ("dara", "gdpo", {"estimator": "dara"}),
+    ],
+)
+def test_an_ablation_differs_in_what_its_name_says_only(name, other, expected):
+    assert differences(name, other) == expected
+
+
+def test_the_defaults_of_awpo():
+    method = get_method("awpo")
+    assert (method.gate, method.ratio_min, method.mix_coefficient) == ("ratio", 0.7, 1.0)
+    assert (method.difficulty, method.difficulty_floor, method.renormalise) == ("parabola", 0.1, False)
+    assert (method.clip, method.epsilon_low, method.kappa, method.epsilon_min) == ("shrinking", 0.2, 1.0, 0.05)
+    assert (method.std, method.eps, method.loss, method.kl) == ("population", 1e-6, "grpo", 0.0)
+
+
+def test_methods_are_immutable():
+    with pytest.raises(ValueError, match="frozen"):
+        get_method("awpo").ratio_min = 0.1
+
+
+def test_the_papers_threshold_is_another_way_to_write_ratio_min():
+    awpo = get_method("awpo")
+    assert awpo.changed(eps_mix=2.0).ratio_min == pytest.approx(0.5)
+    assert awpo.changed(eps_mix=1.25, rho="mix_over_out").ratio_min == pytest.approx(0.8)
+    assert awpo.changed(eps_mix=0.6, rho="mix_over_sum").ratio_min == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ratio_mn": 0.5}, "did you mean 'ratio_min'"),
+        ({"gate": "open"}, "gate"),
+        ({"tau": -1}, "tau"),
+        ({"eps_mix": 0}, "eps_mix"),
+        ({"eps_mix": 1.5, "rho": "mix_over_sum"}, "rho"),
+        ({"eps_mix": 1.5, "rho": "other"}, "rho"),
+        ({"epsilon_high": 0.3}, "symmetric"),
+        ({"epsilon_min": 0.3}, "symmetric"),
+        ({"rewards": ["outcome"]}, "needs the reward 'reasoning'"),
+        ({"estimator": None}, "policy stage"),
+        ({"stages": ["sft"]}, "policy stage"),
+    ],
+)
+def test_a_wrong_change_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        get_method("awpo").changed(**changes)
+
+
+def test_listing_methods_does_not_load_torch():
+    code = "import sys, awpo.methods; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
