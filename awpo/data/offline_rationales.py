@@ -1,0 +1,120 @@
+"""Reference rationales by template, from the tools on offer and the reference action alone.
+
+They are short on purpose (about 25 words at most), so that a very small model can learn to write them, and each
+leads to its action: it names every called tool with the decisive arguments, or why none is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from awpo.data import strict_json
+from awpo.types import Instance, Tool, ToolCall
+
+WORD_LIMIT = 25
+PARAMETERS_SHOWN = 4
+VALUE_LENGTH = 40
+DESCRIPTION_LENGTH = 80
+
+_WORD = re.compile(r"[^\W_]+")
+_COUNTS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+
+
+def _shorten(text: str, length: int) -> str:
+    """One line of at most `length` characters, cut at a word where there is one."""
+    line = " ".join(text.split())
+    if len(line) <= length:
+        return line
+    head = line[: length - 3]
+    return (head.rsplit(" ", 1)[0] if " " in head else head) + "..."
+
+
+def _argument(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else strict_json.dump(value)
+    return f"{name} is {_shorten(text, VALUE_LENGTH)}"
+
+
+def _with_arguments(opening: str, calls: Sequence[ToolCall], per_call: int) -> str:
+    """The opening and as many arguments as fit into the word limit, one at least."""
+    parts: list[str] = []
+    words = len(opening.split())
+    for call in calls:
+        for name, value in list(call.arguments.items())[:per_call]:
+            part = _argument(name, value)
+            words += len(part.split())
+            if parts and (words > WORD_LIMIT or len(parts) == PARAMETERS_SHOWN):
+                return f"{opening} {'; '.join(parts)}."
+            parts.append(part)
+    return f"{opening} {'; '.join(parts)}." if parts else opening
+
+
+def _single_call(call: ToolCall, tools: Iterable[Tool]) -> str:
+    description = next((tool.description for tool in tools if tool.name == call.name), "")
+    purpose = _shorten(description.strip().rstrip("."), DESCRIPTION_LENGTH)
+    if purpose[1:2].islower() or len(purpose) == 1:  # "NASA images" keeps its capitals
+        purpose = purpose[0].lower() + purpose[1:]
+    return _with_arguments(
+        f"{call.name} fits: {purpose}." if purpose else f"{call.name} fits.", [call], PARAMETERS_SHOWN
+    )
+
+
+def _several_calls(calls: tuple[ToolCall, ...]) -> str:
+    names = list(dict.fromkeys(call.name for call in calls))
+    if len(names) == 1:
+        opening = f"{_COUNTS.get(len(calls), str(len(calls)))} calls of {names[0]}."
+    else:
+        opening = f"Calls of {', '.join(names[:-1])} and {names[-1]}."
+    # Spread over the calls: what tells them apart matters more than the rest of any one.
+    return _with_arguments(opening, calls, max(1, PARAMETERS_SHOWN // len(calls)))
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(word.lower() for word in _WORD.findall(text.replace("_", " ")))
+
+
+def _names_parameter(question: str, name: str) -> bool:
+    asked = _words(question)
+    return all(word in asked for word in _words(name))
+
+
+def _missing(instance: Instance, question: str) -> tuple[str, str] | None:
+    """(tool, required parameter) that the question most likely asks for; None where nothing points to one."""
+    request = next((message.content or "" for message in reversed(instance.prompt) if message.role == "user"), "")
+    about = set(_words(request)) | set(_words(question))
+
+    def shared(tool: Tool) -> int:
+        return sum(word in about for word in set(_words(f"{tool.name} {tool.description}")))
+
+    candidates = [tool for tool in instance.tools if tool.parameters.get("required")]
+    if not candidates:
+        return None
+    tool = max(candidates, key=shared)
+    if not shared(tool):
+        return None
+    required = [str(name) for name in tool.parameters["required"]]
+    named = [name for name in required if _names_parameter(question, name)]
+    given = _words(request)
+    # Asked for by name; else the first that the request's words do not name either.
+    missing = named or [name for name in required if not all(word in given for word in _words(name))]
+    return (tool.name, missing[0]) if missing else None
+
+
+def offline_rationale(instance: Instance) -> str:
+    """The rationale for the instance's target. Pure: the same instance gives the same text."""
+    target = instance.target
+    if len(target.tool_calls) == 1:
+        return _single_call(target.tool_calls[0], instance.tools)
+    if target.tool_calls:
+        return _several_calls(target.tool_calls)
+    if instance.prompt and instance.prompt[-1].role == "tool":
+        return "The result is here, so I answer."
+    content = (target.content or "").strip()
+    if content.endswith("?"):
+        missing = _missing(instance, content)
+        if missing:
+            return f"The user gave no {missing[1]} for {missing[0]}, so I ask for it."
+        return "The request leaves something open, so I ask."
+    return "No tool fits the request, so I say so."

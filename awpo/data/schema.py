@@ -1,0 +1,220 @@
+"""Tool parameters as JSON Schema, whatever words a source uses for types.
+
+Sources write types as JSON Schema does, as Python does ("List[int]", "str, optional") or in words of their own
+("dict", "float"). `TYPE_WORDS` is the whole table; a word that is not in it is an error that names it, never
+guessed. Containers in brackets become `items`; `Optional[X]` and the mark ", optional" take a parameter out of
+`required`; the order of keys is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# Word in lower case -> JSON Schema type; "" is a value of any type.
+TYPE_WORDS: dict[str, str] = {
+    "string": "string",
+    "str": "string",
+    "text": "string",
+    "char": "string",
+    "date": "string",
+    "datetime": "string",
+    "time": "string",
+    "url": "string",
+    "uri": "string",
+    "enum": "string",
+    "bytes": "string",
+    # A function can only be passed as text or by name.
+    "callable": "string",
+    "function": "string",
+    "integer": "integer",
+    "int": "integer",
+    "long": "integer",
+    "number": "number",
+    "float": "number",
+    "double": "number",
+    "decimal": "number",
+    "numeric": "number",
+    "boolean": "boolean",
+    "bool": "boolean",
+    "object": "object",
+    "dict": "object",
+    "dictionary": "object",
+    "mapping": "object",
+    "map": "object",
+    "hashmap": "object",
+    "json": "object",
+    "array": "array",
+    "arraylist": "array",
+    "list": "array",
+    "tuple": "array",
+    "set": "array",
+    "sequence": "array",
+    "iterable": "array",
+    "null": "null",
+    "none": "null",
+    "nonetype": "null",
+    "any": "",
+}
+
+# Types as only Python-style sources write them; such a source marks each optional parameter as such.
+_PYTHON_TYPE = re.compile(r"(?:str|bool|any)(?:\W|$)|(?:list|dict|tuple|set|union|optional|callable)\[|.*,\s*optional")
+
+_NESTED = ("items", "additionalProperties", "not", "contains")
+_NESTED_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NESTED_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def _split_arguments(text: str) -> list[str]:
+    """Splits at commas outside brackets."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if depth < 0:
+            raise ValueError(f"unbalanced brackets in the type {text[:60]!r}")
+        if character == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += character
+    if depth:
+        raise ValueError(f"unbalanced brackets in the type {text[:60]!r}")
+    return [*parts, current.strip()]
+
+
+def parse_type(text: str) -> tuple[dict[str, Any], bool]:
+    """A type as a source writes it -> (JSON Schema keywords, whether it is marked as optional).
+
+    >>> parse_type("List[int], optional")
+    ({'type': 'array', 'items': {'type': 'integer'}}, True)
+
+    Raises ValueError for a word that is not in `TYPE_WORDS` or for brackets that do not match.
+    """
+    first, *marks = _split_arguments(text)
+    optional = False
+    for mark in marks:
+        if mark.lower() == "optional":
+            optional = True
+        elif not mark.lower().startswith("default"):
+            raise ValueError(f"unknown type {text[:60]!r}")
+    schema, nullable = _parse_expression(first)
+    return schema, optional or nullable
+
+
+def _parse_expression(text: str) -> tuple[dict[str, Any], bool]:
+    opening = min((at for at in (text.find("["), text.find("(")) if at >= 0), default=-1)
+    if opening < 0:
+        word = TYPE_WORDS.get(text.strip().lower())
+        if word is None:
+            raise ValueError(f"unknown type {text[:60]!r}")
+        return ({"type": word} if word else {}), False
+    if text[-1] not in "])":
+        raise ValueError(f"unknown type {text[:60]!r}")
+    head, inner = text[:opening].strip().lower(), text[opening + 1 : -1].strip()
+    if head == "callable":
+        return {"type": "string"}, False
+    arguments = _split_arguments(inner) if inner else []
+    parsed = [_parse_expression(argument)[0] for argument in arguments if argument not in ("...", "")]
+    if head == "optional" and len(parsed) == 1:
+        return parsed[0], True
+    if head == "union" and parsed:
+        options = [option for option in parsed if option != {"type": "null"}]
+        return _any_of(options or parsed), len(options) < len(parsed)
+    if head == "literal" and arguments:
+        values = [argument.strip("'\"") for argument in arguments]
+        return {"type": "string", "enum": values}, False
+    word = TYPE_WORDS.get(head)
+    if word == "array":
+        return ({"type": "array", "items": _any_of(parsed)} if parsed else {"type": "array"}), False
+    if word == "object":
+        values_schema = {"additionalProperties": parsed[1]} if len(parsed) == 2 and parsed[1] else {}
+        return {"type": "object", **values_schema}, False
+    raise ValueError(f"unknown type {text[:60]!r}")
+
+
+def _any_of(options: list[dict[str, Any]]) -> dict[str, Any]:
+    distinct = [option for index, option in enumerate(options) if option not in options[:index]]
+    if len(distinct) == 1:
+        return distinct[0]
+    if {} in distinct:
+        return {}
+    if all(set(option) == {"type"} for option in distinct):
+        return {"type": [option["type"] for option in distinct]}
+    return {"anyOf": distinct}
+
+
+def normalise_schema(schema: Any) -> tuple[Any, bool]:
+    """One schema with its types in JSON Schema's words, all the way down -> (schema, marked as optional).
+
+    Raises ValueError, with the reason, where it cannot be read as a schema.
+    """
+    if isinstance(schema, bool):  # JSON Schema's "anything" and "nothing"
+        return schema, False
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"a schema must be an object, not {schema!r:.60}")
+    result: dict[str, Any] = {}
+    optional = False
+    for key, value in schema.items():
+        if key == "type":
+            if isinstance(value, str):
+                parsed, optional = parse_type(value)
+            elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+                parsed = _any_of([parse_type(word)[0] for word in value])
+            else:
+                raise ValueError(f"unknown type {value!r:.60}")
+            result.update({name: part for name, part in parsed.items() if name == "type" or name not in schema})
+        elif key in _NESTED and isinstance(value, Mapping):
+            result[key] = normalise_schema(value)[0]
+        elif key in _NESTED_LISTS and isinstance(value, list):
+            result[key] = [normalise_schema(part)[0] for part in value]
+        elif key in _NESTED_MAPS and isinstance(value, Mapping):
+            result[key] = {name: normalise_schema(part)[0] for name, part in value.items()}
+        else:
+            result[key] = value
+    if isinstance(schema.get("properties"), Mapping) and isinstance(schema.get("required"), list):
+        marked = {name for name, part in schema["properties"].items() if normalise_schema(part)[1]}
+        result["required"] = [name for name in schema["required"] if name not in marked]
+    return result, optional
+
+
+def _is_schema(parameters: Mapping[str, Any]) -> bool:
+    """Whether this is a schema of an object; else it is a map of parameters, which may itself have one named 'type'."""
+    kind, properties = parameters.get("type"), parameters.get("properties")
+    if isinstance(kind, str):
+        return True
+    return kind is None and isinstance(properties, Mapping) and not isinstance(properties.get("type"), str)
+
+
+def normalise_parameters(parameters: Any) -> dict[str, Any]:
+    """The parameters of a tool as a JSON Schema of type object.
+
+    `parameters` is such a schema, or a map from parameter names to schemas with `default` ("" where there is
+    none), or nothing. Such a map says which parameters are required only where its types are Python's, which mark
+    the others as optional: then those without mark and default are `required`; else the list is left out, because
+    nothing in the source supports it. Raises ValueError, with the reason.
+    """
+    if parameters is None or parameters == {} or parameters == []:
+        return {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise ValueError("the parameters are not an object")
+    if _is_schema(parameters):
+        schema, _ = normalise_schema(parameters)
+        if schema.setdefault("type", "object") != "object":
+            raise ValueError(f"the parameters are of type {schema['type']!r}, not object")
+        schema.setdefault("properties", {})
+        return dict(schema)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    python = False
+    for name, given in parameters.items():
+        if not isinstance(given, Mapping):
+            raise ValueError(f"the parameter {name!r} is not described by an object")
+        schema, optional = normalise_schema(given)
+        python = python or _PYTHON_TYPE.match(str(given.get("type", "")).lower()) is not None
+        if schema.get("default") == "":
+            del schema["default"]
+        properties[name] = schema
+        if not optional and "default" not in schema:
+            required.append(name)
+    return {"type": "object", "properties": properties, **({"required": required} if python and required else {})}

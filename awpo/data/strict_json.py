@@ -1,0 +1,95 @@
+"""JSON read and written without loss: what Python's reader would mend or drop in silence is an error here.
+
+Refused: a key given twice (Python keeps the last), NaN and Infinity (not JSON), a number too large for a float
+(Python makes it infinite), a lone surrogate (not UTF-8, so no file can hold it), and nesting past the
+interpreter's limit. Kept exactly: the order of keys, integers of any size, floats (shortest form that reads back
+equal), text of any language.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+class StrictDecoder:
+    """A JSON decoder that goes on to the end of a value and tells afterwards what was wrong with it.
+
+    Going on matters where values follow one another in a stream: a faulty one can be listed and the next one read.
+    """
+
+    def __init__(self) -> None:
+        self._faults: list[str] = []
+        self._decoder = json.JSONDecoder(
+            object_pairs_hook=self._object, parse_constant=self._constant, parse_float=self._float
+        )
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            self._faults.append(f"the key {twice!r} is given twice in one object")
+        return value
+
+    def _constant(self, name: str) -> None:
+        self._faults.append(f"{name} is not JSON")
+
+    def _float(self, text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            self._faults.append(f"the number {text[:40]} is too large")
+        return value
+
+    def raw_decode(self, text: str, start: int = 0) -> tuple[Any, int, str | None]:
+        """The value that begins at `start`, the index after it, and what is wrong with it (None: nothing).
+
+        Raises ValueError where there is no whole JSON value at `start`.
+        """
+        self._faults.clear()
+        try:
+            value, end = self._decoder.raw_decode(text, start)
+        except RecursionError:
+            raise ValueError("the value is nested too deeply") from None
+        escaped = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
+        if not self._faults and escaped and not is_encodable(value):
+            self._faults.append("a string holds a lone surrogate, which no file can hold")
+        return value, end, self._faults[0] if self._faults else None
+
+
+def is_encodable(value: Any) -> bool:
+    """Whether a JSON value can be written as UTF-8, that is, holds no lone surrogate."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse(text: str) -> Any:
+    """The JSON value that `text` holds. Raises ValueError, with the reason, where it is not one or not sound."""
+    stripped = text.strip(" \t\r\n")
+    value, end, fault = StrictDecoder().raw_decode(stripped)
+    if fault:
+        raise ValueError(fault)
+    if end != len(stripped):
+        raise ValueError(f"more text follows the JSON value: {stripped[end : end + 20]!r}")
+    return value
+
+
+def dump(value: Any) -> str:
+    """Compact JSON that `parse` reads back to an equal value with the same order of keys.
+
+    Raises ValueError, with the reason, where the value is not sound JSON.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("a string holds a lone surrogate, which no file can hold") from None
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return text
