@@ -7,6 +7,7 @@ rollouts' groups to the outcome reward, and count them.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections import Counter
@@ -16,7 +17,10 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from awpo.config import JudgeConfig
-from awpo.types import Completion, Instance, ToolCall
+from awpo.endpoint import Endpoint, EndpointError
+from awpo.errors import UserError
+from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages, read_answer
+from awpo.types import Completion, Instance, ToolCall, content_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class Judge(Protocol):
 
 
 def make_judge(config: JudgeConfig) -> Judge:
-    """The judge that the settings name. Raises UserError where its endpoint has no key."""
-    return RubricJudge()
+    """The judge that the settings name. Raises UserError where its endpoint has no key or a wrong address."""
+    return EndpointJudge(config) if config.kind == "endpoint" else RubricJudge()
 
 
 WEIGHTS = {"coherence": 0.3, "correctness": 0.4, "appropriateness": 0.3}
@@ -191,3 +195,116 @@ def _loop_factor(words: list[str]) -> float:
     """1 for a text whose word triples differ, towards 0 for one that repeats itself."""
     triples = list(zip(*(words[start:] for start in range(_LOOP_WINDOW)), strict=False))
     return min(1.0, len(set(triples)) / len(triples) / _LOOP_FREE) if triples else 1.0
+
+
+SMALLEST_CHECKED_BATCH = 8
+"""Fewer judgements than this never stop a run: one failure of two says little."""
+MOST_CACHED = 100_000
+"""Scores that an endpoint judge remembers; the oldest are forgotten first."""
+LOW_SCORE = 0.5
+"""With `two_pass`, a first score below this is replaced by a second one, given with the reference in sight."""
+
+
+class EndpointJudge:
+    """Asks a strong model for a score, and takes no failure for an opinion.
+
+    The score is the mean of three criteria (`awpo.judge_prompts`). A judgement that cannot be had (the endpoint
+    failed, its answer could not be read, the batch's deadline passed) is NaN. An empty thought is 0 without asking;
+    the same thought about the same instance is asked once. An instance without a rationale is judged without one.
+
+    `judged` and `failures` count over the judge's life; `batch_judged`, `batch_failures` those of the latest batch,
+    `last_error` says what went wrong last (None: nothing yet).
+    """
+
+    def __init__(self, config: JudgeConfig, endpoint: Endpoint | None = None) -> None:
+        if endpoint is None:
+            if config.endpoint is None:
+                raise UserError("judge kind 'endpoint' needs 'endpoint' with base_url and model")
+            endpoint = Endpoint(config.endpoint)
+        self.config, self.endpoint = config, endpoint
+        self.judged = self.failures = self.batch_judged = self.batch_failures = 0
+        self.last_error: str | None = None
+        self._cache: dict[str, float] = {}
+        self._schema = True  # until the server refuses response_format
+
+    async def score(self, items: Sequence[Judgement]) -> list[float]:
+        """One score in [0, 1] or NaN per item, within `deadline_seconds`.
+
+        Raises UserError where more than `failure_limit` of at least 8 judgements failed, or where every request must
+        fail (a wrong key, address or model).
+        """
+        keys = [self._key(item) if (item.completion.thought or "").strip() else None for item in items]
+        pending = {
+            key: item for key, item in zip(keys, items, strict=True) if key is not None and key not in self._cache
+        }
+        fresh = await self._ask_all(pending)
+        scores = [0.0 if key is None else fresh[key] if key in fresh else self._cache[key] for key in keys]
+        self._remember(fresh)
+        self.batch_judged, self.batch_failures = len(items), sum(map(math.isnan, scores))
+        self.judged += self.batch_judged
+        self.failures += self.batch_failures
+        share = self.batch_failures / max(1, self.batch_judged)
+        if self.batch_judged >= SMALLEST_CHECKED_BATCH and share > self.config.failure_limit:
+            raise UserError(
+                f"the judge {self.endpoint.config.model} failed on {self.batch_failures} of {self.batch_judged} thoughts "
+                f"(failure_limit {self.config.failure_limit:g}); last: {self.last_error}; mend the endpoint and resume"
+            )
+        return scores
+
+    def _key(self, item: Judgement) -> str:
+        return content_hash(judge_messages(item.instance, item.completion, with_reference=True))
+
+    async def _ask_all(self, pending: dict[str, Judgement]) -> dict[str, float]:
+        """The scores of distinct items; NaN where there is none when the deadline passes."""
+        if not pending:
+            return {}
+        tasks = {key: asyncio.create_task(self._judge(item)) for key, item in pending.items()}
+        try:
+            done, late = await asyncio.wait(
+                tasks.values(), timeout=self.config.deadline_seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()  # raises what makes all further asking pointless
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await self.endpoint.close()
+        if late:
+            self.last_error = f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
+        return {key: math.nan if task in late else task.result() for key, task in tasks.items()}
+
+    async def _judge(self, item: Judgement) -> float:
+        """One score or NaN. Raises EndpointError only where every other request would fail as well."""
+        try:
+            score = await self._ask(item, with_reference=not self.config.two_pass)
+            if self.config.two_pass and item.instance.rationale is not None and score < LOW_SCORE:
+                score = await self._ask(item, with_reference=True)
+        except EndpointError as error:
+            if error.hopeless:
+                raise
+            self.last_error = str(error)
+            return math.nan
+        return score
+
+    async def _ask(self, item: Judgement, *, with_reference: bool) -> float:
+        messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
+        answer: str | None = None
+        if self._schema:
+            try:
+                answer = await self.endpoint.chat(messages, response_format=RESPONSE_FORMAT)
+            except EndpointError as error:
+                if error.status not in (400, 422):
+                    raise
+        if answer is None:
+            answer = await self.endpoint.chat(messages)
+            self._schema = False  # refused with it, answered without
+        score = read_answer(answer)
+        if math.isnan(score):
+            self.last_error = f"an answer without readable scores: {' '.join(answer[:200].split())!r}"
+        return score
+
+    def _remember(self, scores: dict[str, float]) -> None:
+        self._cache.update((key, score) for key, score in scores.items() if not math.isnan(score))
+        while len(self._cache) > MOST_CACHED:
+            del self._cache[next(iter(self._cache))]

@@ -69,6 +69,10 @@ def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: Evalua
             items += found
             rows += scored
             done += part.size
+        if "bfcl" in config.benchmarks:
+            from evaluation.bfcl.benchmark import summary_rows
+
+            rows += summary_rows(rows)
         counts = {
             "items": len({(item.benchmark, item.item_id) for item in items}),
             "completions": len(items),
@@ -114,9 +118,14 @@ def _plan(generator: Any, instances: Path | None, config: EvaluationConfig) -> t
 
             parts.append(Part(name, len(chosen) * (config.samples + 1), run_split))
     if "bfcl" in config.benchmarks:
-        from evaluation import bfcl
+        from evaluation.bfcl import benchmark as bfcl
 
-        parts += bfcl.parts(generator, config)
+        for category, (questions, size) in bfcl.chosen_items(config).items():
+
+            def run_category(progress: Progress, questions: Sequence[Any] = questions, size: int = size) -> PartResult:
+                return bfcl.evaluate_category(generator, questions, config, available=size, progress=progress)
+
+            parts.append(Part(f"{bfcl.BENCHMARK}/{category}", len(questions), run_category))
     return parts, missing
 
 
