@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from awpo.data.rationales import offline_rationale
+from awpo.data.offline_rationales import offline_rationale
 from awpo.types import Instance, Message, Tool, ToolCall
 
 REFUSAL = "I cannot help with that."

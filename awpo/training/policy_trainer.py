@@ -39,6 +39,10 @@ class PolicyTrainer(GRPOTrainer):
     """Trains by `method`. Rows of the dataset: `prompt` (text, already rendered with its tools) and `index`, which
     points into `instances`."""
 
+    # TRL holds numbers here; around its loss they are tensors (B, 1).
+    epsilon_low: Any
+    epsilon_high: Any
+
     def __init__(
         self, *arguments: Any, method: Method, scorer: Scorer, instances: Sequence[Instance], log: RunLog, **named: Any
     ) -> None:

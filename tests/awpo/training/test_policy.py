@@ -1,0 +1,216 @@
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOTrainer
+
+from awpo.config import JudgeConfig, PolicyConfig
+from awpo.data.store import read_instances
+from awpo.errors import UserError
+from awpo.events import METRICS, RunLog, Tail
+from awpo.methods import METHODS, get_method
+from awpo.training import policy as module
+from awpo.training.policy import prompt_rows, train_policy, trainer_arguments
+from awpo.training.policy_trainer import PolicyTrainer
+from awpo.training.scoring import Scorer
+
+QUICK = PolicyConfig(
+    steps=4,
+    prompts_per_rollout=4,
+    group_size=4,
+    steps_per_rollout=2,
+    micro_batch_size=4,
+    learning_rate=1e-2,
+    max_completion_length=12,
+    save_every=2,
+)
+TRAINED = sorted(name for name, method in METHODS.items() if method.trains)
+
+
+def metrics_of(out: Path) -> list[dict[str, float]]:
+    return [row["metrics"] for row in Tail(out / METRICS)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder / "checkpoint").state_dict()
+
+
+@pytest.fixture
+def trainer(tiny_model: Path, instances: Path, tmp_path: Path) -> PolicyTrainer:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    chosen = read_instances(instances, {"train"})
+    rows, _ = prompt_rows(tokenizer, chosen, 2000)
+    method = get_method("awpo")
+    return PolicyTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny_model),
+        processing_class=tokenizer,
+        args=trainer_arguments(QUICK, method, tmp_path, 1),
+        train_dataset=rows,
+        method=method,
+        scorer=Scorer(method, QUICK, None),
+        instances=chosen,
+        log=RunLog(tmp_path),
+    )
+
+
+def rollout(trainer: PolicyTrainer) -> dict:
+    trainer.model.train()
+    rows = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    return trainer._generate_and_score_completions(rows)
+
+
+def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
+    """TRL is pinned because these are private; this fails when an update moves one of them."""
+    expected = {
+        "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+        "_generate_and_score_completions": ["self", "inputs"],
+        "_compute_loss": ["self", "model", "inputs"],
+    }
+    for name, parameters in expected.items():
+        assert list(inspect.signature(getattr(GRPOTrainer, name)).parameters) == parameters
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "torch.clamp(coef_1, 1 - self.epsilon_low, 1 + self.epsilon_high)" in source
+
+
+def test_every_tool_stands_in_the_prompt_that_is_trained_on(trainer: PolicyTrainer) -> None:
+    batch = rollout(trainer)
+    for ids in batch["prompt_ids"]:
+        text = trainer.processing_class.decode(ids)
+        assert "get_weather" in text
+        assert "get_time" in text
+
+
+def test_the_scored_text_keeps_its_tags_and_loses_its_end(trainer: PolicyTrainer) -> None:
+    tokenizer = trainer.processing_class
+    text = "<think>\nx\n</think>\n\n<tool_call>\n{}\n</tool_call>"
+    assert trainer._decode([*tokenizer(text)["input_ids"], tokenizer.eos_token_id]) == text
+
+
+def test_the_loss_is_the_clipped_surrogate_with_a_radius_per_row(trainer: PolicyTrainer) -> None:
+    """Worked out by hand from log-probabilities: token means, then the mean over rows (TRL's loss "grpo")."""
+    batch = rollout(trainer)
+    count = batch["advantages"].shape[0]
+    generator = torch.Generator().manual_seed(3)
+    batch["advantages"] = torch.randn(count, generator=generator)
+    batch["clip_low"] = torch.rand(count, generator=generator) * 0.2 + 0.01
+    batch["clip_high"] = torch.rand(count, generator=generator) * 0.2 + 0.01
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+        now = logits.log_softmax(-1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    batch["old_per_token_logps"] = now + 0.3 * torch.randn(now.shape, generator=generator)
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer._compute_loss(trainer.model, batch)
+    expected = 0.0
+    for i in range(count):
+        terms = []
+        for t in range(width):
+            if batch["completion_mask"][i, t]:
+                ratio = (now[i, t] - batch["old_per_token_logps"][i, t]).exp().item()
+                low, high = 1 - batch["clip_low"][i].item(), 1 + batch["clip_high"][i].item()
+                advantage = batch["advantages"][i].item()
+                terms.append(-min(ratio * advantage, min(max(ratio, low), high) * advantage))
+        expected += sum(terms) / len(terms) / count
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert isinstance(trainer.epsilon_low, float)
+
+
+def test_rows_keep_their_radius_when_trl_shuffles_and_splits(trainer: PolicyTrainer) -> None:
+    trainer.model.train()
+    rows = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    trainer.args.steps_per_generation = 4
+    seen = [trainer._prepare_inputs(rows)]
+    for step in range(1, 4):
+        trainer._step = step
+        seen.append(trainer._prepare_inputs(rows))
+    assert sum(len(part["advantages"]) for part in seen) == 16
+    assert all(part["clip_low"].shape == part["advantages"].shape == part["clip_high"].shape for part in seen)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_method_trains(name: str, tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    out = tmp_path / name
+    train_policy(str(tiny_model), instances, out, QUICK.model_copy(update={"method": name}))
+    rows = metrics_of(out)
+    assert len(rows) == QUICK.steps
+    assert all(isinstance(value, float | int) and value == value for row in rows for value in row.values())
+    for key in ("reward/total", "reward/format", "reward/correct", "reward/reasoning", "response_length"):
+        assert key in rows[0], key
+    assert "seconds/step" in rows[0]
+    assert json.loads((out / "summary.json").read_text())["steps"] == QUICK.steps
+    samples = [json.loads(line) for line in (out / "judge_samples.jsonl").read_text().splitlines()]
+    assert len(samples) >= 8
+    if METHODS[name].gate not in ("never", "always"):
+        assert 0 <= rows[0]["gate/open_share"] <= 1
+        assert 0.05 <= rows[0]["clip/radius_mean"] <= 0.2 + 1e-6
+
+
+def test_rewards_that_vary_change_the_weights(trainer: PolicyTrainer) -> None:
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_an_interrupted_run_ends_as_an_undisturbed_one(
+    tiny_model: Path, instances: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = QUICK.model_copy(update={"steps": 6})
+    train_policy(str(tiny_model), instances, tmp_path / "whole", config)
+    with monkeypatch.context() as patch:
+
+        def die(self: object, args: object, state: object, control: object, **_: object) -> None:
+            if state.global_step == 5:  # type: ignore[attr-defined]
+                raise RuntimeError("killed")
+
+        patch.setattr(module.LogPolicyToFiles, "on_step_begin", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            train_policy(str(tiny_model), instances, tmp_path / "cut", config)
+    train_policy(str(tiny_model), instances, tmp_path / "cut", config)
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+    steps = [row["step"] for row in Tail(tmp_path / "cut" / METRICS)]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    losses = [[row["loss"] for row in metrics_of(tmp_path / name)] for name in ("whole", "cut")]
+    assert losses[0] == losses[1]
+
+
+def test_a_checkpoint_half_written_is_not_resumed_from(tmp_path: Path) -> None:
+    from awpo.training.checkpoints import WHOLE, last_whole_checkpoint
+
+    for step, whole in ((2, True), (10, True), (12, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if whole:
+            (tmp_path / f"checkpoint-{step}" / WHOLE).write_text(str(step))
+    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert not (tmp_path / "checkpoint-12").exists()
+    assert last_whole_checkpoint(tmp_path / "nothing") is None
+
+
+def test_a_method_that_trains_no_policy_is_refused(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'sft' trains no policy"):
+        train_policy(str(tiny_model), instances, tmp_path / "out", QUICK.model_copy(update={"method": "sft"}))
+
+
+def test_too_few_prompts_are_a_user_error(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    config = QUICK.model_copy(update={"max_prompt_length": 16})
+    with pytest.raises(UserError, match=r"fewer than policy\.prompts_per_rollout = 4"):
+        train_policy(str(tiny_model), instances, tmp_path / "out", config)
+
+
+def test_one_step_per_rollout_says_that_clipping_does_nothing(
+    tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    config = QUICK.model_copy(update={"steps_per_rollout": 1, "micro_batch_size": 8, "steps": 1})
+    train_policy(str(tiny_model), instances, tmp_path / "out", config)
+    events = list(Tail(tmp_path / "out" / "events.jsonl"))
+    assert any("clipping does nothing" in row.get("message", "") for row in events)
+
+
+def test_an_endpoint_is_not_asked_where_the_method_does_not_need_it() -> None:
+    judge = JudgeConfig.read({"kind": "endpoint", "endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "x"}}, "x")
+    assert Scorer(get_method("grpo"), QUICK.model_copy(update={"judge": judge}), None).judge is None

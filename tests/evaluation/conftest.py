@@ -1,0 +1,148 @@
+"""A tiny Qwen3 with a byte-level tokenizer, instances to ask it, and a source of reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from awpo.chat import render_prompt, render_target
+from awpo.data.store import write_instances
+from awpo.events import Progress, silent
+from awpo.types import Instance, Message, Tool, ToolCall
+from evaluation.generate import Generated
+
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, the three control tokens special, the tags not."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    core.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def _save_checkpoint(folder: Path, *, eos_token_id: int | None = None, context: int = 4096) -> Path:
+    """Random weights, large enough that no two tokens tie and greedy texts differ from prompt to prompt."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+        initializer_range=0.4,
+        eos_token_id=tokenizer.eos_token_id if eos_token_id is None else eos_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Saves another one: `make_checkpoint(eos_token_id=.., context=..)`; the weights are always the same."""
+    return lambda **options: _save_checkpoint(tmp_path / "checkpoint", **options)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+WEATHER = Tool(
+    "weather", "Weather of a city", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+)
+
+
+def _instances(split: str, dialogues: int) -> list[Instance]:
+    """Two steps a dialogue: a call, then a reply."""
+    found = []
+    for number in range(dialogues):
+        call = ToolCall("weather", {"city": f"{split} {number}"})
+        asked = (Message("user", f"Weather in {split} {number}?"),)
+        told = (*asked, Message("assistant", tool_calls=(call,)), Message("tool", "sunny", name="weather"))
+        for step, (prompt, target) in enumerate(
+            [(asked, Message("assistant", tool_calls=(call,))), (told, Message("assistant", "Sunny."))]
+        ):
+            found.append(Instance("made", f"{split}-{number}", step, 2, split, (WEATHER,), prompt, target))
+    return found
+
+
+@pytest.fixture
+def instances() -> list[Instance]:
+    return _instances("test_tools", 6)
+
+
+@pytest.fixture
+def instances_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "instances"
+    write_instances(folder, [*_instances("test_phrasings", 4), *_instances("test_tools", 3)])
+    return folder
+
+
+class Answering:
+    """A source of completions that is told what to answer: `answer(instance, sample)`, sample -1 for greedy."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, answer: Callable[[Instance, int], str]) -> None:
+        self.tokenizer, self.answer = tokenizer, answer
+        self.known: dict[str, Instance] = {}
+
+    def render(self, instance: Instance) -> str:
+        prompt = render_prompt(self.tokenizer, instance)
+        self.known[prompt] = instance
+        return prompt
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        samples: int = 1,
+        temperature: float = 0.0,
+        max_tokens: int = 160,
+        seed: int = 0,
+        batch_size: int = 64,
+        with_greedy: bool = False,
+        progress: Progress = silent,
+    ) -> list[list[Generated]]:
+        numbers = range(-1, samples) if with_greedy else range(samples)
+        return [[Generated(self.answer(self.known[prompt], n), 5) for n in numbers] for prompt in prompts]
+
+
+@pytest.fixture
+def answering(tokenizer: PreTrainedTokenizerFast) -> Callable[[Callable[[Instance, int], str]], Answering]:
+    return lambda answer: Answering(tokenizer, answer)
+
+
+@pytest.fixture
+def reference() -> Callable[..., str]:
+    """The reference answer to an instance, as a model would write it."""
+    return lambda instance, sample=0: render_target(instance.target, "I think.")

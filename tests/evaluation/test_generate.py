@@ -1,0 +1,159 @@
+"""Generation: against a plain loop over the model, independent of batches, repeatable, and honest about its ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import evaluation.generate
+from awpo.errors import UserError
+from evaluation.generate import LocalGenerator, _choose
+
+PROMPTS = ["a", "Weather in Oslo?", "xyz " * 30, "Call <tool_call> me", "Weather in Oslo? " * 9, "é€ß", "b"]
+
+
+@pytest.fixture(scope="module")
+def generator(checkpoint: Path) -> LocalGenerator:
+    return LocalGenerator(checkpoint, threads=1)
+
+
+def greedy_by_hand(checkpoint: Path, ids: list[int], count: int) -> list[int]:
+    """`count` tokens by the largest logit of a forward pass over the whole text: no cache, padding or batch."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    text = list(ids)
+    for _ in range(count):
+        with torch.no_grad():
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(ids) :]
+
+
+def test_greedy_in_a_padded_batch_is_what_the_bare_model_says(checkpoint: Path, generator: LocalGenerator) -> None:
+    answers = generator.generate(PROMPTS, max_tokens=12, batch_size=len(PROMPTS))
+    for prompt, (answer,) in zip(PROMPTS, answers, strict=True):
+        expected = greedy_by_hand(checkpoint, generator.tokenizer(prompt)["input_ids"], 12)
+        ends = [place for place, token in enumerate(expected) if token in generator.end_ids]
+        expected = expected[: ends[0] + 1] if ends else expected
+        assert answer.tokens == len(expected)
+        assert answer.text == generator._text(expected)
+    assert len({answer.text for (answer,) in answers}) == len(PROMPTS)  # the prompts matter
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_batch_size_and_order_change_nothing(generator: LocalGenerator, temperature: float) -> None:
+    def run(prompts: list[str], size: int) -> list[list[object]]:
+        found = generator.generate(prompts, samples=3, temperature=temperature, max_tokens=16, batch_size=size)
+        return [list(samples) for samples in found]
+
+    together = run(PROMPTS, 64)
+    assert run(PROMPTS, 1) == together
+    assert run(PROMPTS, 5) == together
+    assert run(PROMPTS[::-1], 4)[::-1] == together
+
+
+def test_memory_set_aside_changes_nothing(generator: LocalGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8)
+    monkeypatch.setattr(evaluation.generate, "CACHE_BYTES", 1)
+    monkeypatch.setattr(evaluation.generate, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
+    sizes = [len(batch) for batch in generator._batches(generator._rows(PROMPTS, 2, 1.0, 8, 0, False), 64)]
+    assert set(sizes) == {1}
+    assert generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8) == free
+
+
+def test_the_seed_decides(generator: LocalGenerator) -> None:
+    def run(seed: int) -> list[str]:
+        found = generator.generate(PROMPTS, samples=4, temperature=1.0, max_tokens=16, seed=seed)
+        return [answer.text for samples in found for answer in samples]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_samples_differ_from_each_other_and_between_equal_prompts(generator: LocalGenerator) -> None:
+    first, second = generator.generate(["same", "same"], samples=4, temperature=1.0, max_tokens=16)
+    assert len({answer.text for answer in [*first, *second]}) == 8
+
+
+def test_greedy_beside_samples_is_greedy(generator: LocalGenerator) -> None:
+    alone = generator.generate(PROMPTS, max_tokens=16)
+    sampled = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=16)
+    both = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=16, with_greedy=True)
+    assert both == [[*greedy, *samples] for greedy, samples in zip(alone, sampled, strict=True)]
+
+
+def test_sampling_follows_the_model_at_the_temperature() -> None:
+    """60,000 draws from three tokens; a token of probability zero is never drawn."""
+    count, temperature = 60_000, 0.5
+    logits = torch.tensor([[0.0, -float("inf"), 1.0, 0.5]]).expand(count, -1)
+    uniform = torch.rand(count, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = _choose(logits, uniform, torch.ones(count, dtype=torch.bool), temperature)[:, 0]
+    shares = torch.bincount(drawn, minlength=4) / count
+    expected = (logits[0] / temperature).softmax(-1)
+    assert shares[1] == 0
+    assert torch.allclose(shares, expected, atol=0.01)  # five standard deviations
+    edges = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
+    assert _choose(logits[:2], edges, torch.ones(2, dtype=torch.bool), 1.0)[:, 0].tolist() == [0, 3]
+
+
+def test_an_end_token_ends_its_row_and_no_other(checkpoint: Path, make_checkpoint: Callable[..., Path]) -> None:
+    """With a token declared as the end that only some answers hold, those are cut there and the others go on."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    expected = [greedy_by_hand(checkpoint, tokenizer(prompt)["input_ids"], 16) for prompt in PROMPTS]
+    counts = Counter(token for row in expected for token in set(row))
+    end = next(token for token, rows in counts.most_common() if rows < len(PROMPTS))
+    generator = LocalGenerator(make_checkpoint(eos_token_id=end), threads=1)
+    answers = [answer for (answer,) in generator.generate(PROMPTS, max_tokens=16)]
+    assert {answer.finish for answer in answers} == {"stop", "length"}
+    for row, answer in zip(expected, answers, strict=True):
+        place = row.index(end) if end in row else None
+        assert answer.finish == ("length" if place is None else "stop")
+        assert answer.tokens == (16 if place is None else place + 1)
+        assert answer.text == generator._text(row[:place])
+
+
+def test_tags_stay_and_control_tokens_go(generator: LocalGenerator) -> None:
+    text = "<think>\nso\n</think>\n\n<tool_call>\n{}\n</tool_call>"
+    ids = generator.tokenizer(text + "<|im_end|><|endoftext|>")["input_ids"]
+    assert generator._text(ids) == text
+
+
+def test_a_prompt_near_the_context_is_answered_short_and_a_longer_one_not_at_all(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    generator = LocalGenerator(make_checkpoint(context=20), threads=1)
+    (full,), (near,), (fits,) = generator.generate(["x" * 20, "x" * 17, "x" * 4], max_tokens=6)
+    assert (full.text, full.tokens, full.finish) == ("", 0, "no_room")
+    assert near.tokens <= 3
+    assert fits.tokens == 6 or fits.finish == "stop"
+
+
+def test_progress_counts_every_completion(generator: LocalGenerator) -> None:
+    calls: list[tuple[int, int]] = []
+    generator.generate(
+        PROMPTS,
+        samples=3,
+        max_tokens=4,
+        batch_size=4,
+        progress=lambda done, total, what="": calls.append((done, total)),
+    )
+    assert calls[0] == (0, 21)
+    assert calls[-1] == (21, 21)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+
+
+def test_an_empty_prompt_is_refused(generator: LocalGenerator) -> None:
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generator.generate(["a", ""])
+    assert generator.generate([]) == []
+
+
+def test_a_folder_without_a_model_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        LocalGenerator(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot load"):
+        LocalGenerator(tmp_path)

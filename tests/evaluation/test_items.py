@@ -1,0 +1,84 @@
+"""Items survive the file, and rows of scores say what was counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from awpo.chat import parse_completion
+from awpo.errors import UserError
+from evaluation.items import Item, by_kind, by_step, is_empty, read_items, score_rows, write_items
+
+ITEM = Item("held_out", "test_tools", "a", "d", "made", 0, 2, "call", -1, True, "text", 7, False)
+
+
+def test_items_survive_the_file(tmp_path: Path) -> None:
+    items = [ITEM, replace(ITEM, sample=3, correct=False, completion="é\x00🙂", finish="length", detail="why")]
+    write_items(tmp_path / "items.parquet", items)
+    assert read_items(tmp_path / "items.parquet") == items
+
+
+def test_a_lone_surrogate_does_not_stop_the_write(tmp_path: Path) -> None:
+    write_items(tmp_path / "items.parquet", [replace(ITEM, completion="a\ud800b")])
+    assert read_items(tmp_path / "items.parquet")[0].completion == "a?b"
+
+
+def test_a_foreign_table_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_items(tmp_path / "items.parquet")
+    (tmp_path / "items.parquet").write_text("not parquet")
+    with pytest.raises(UserError, match="not a table of items"):
+        read_items(tmp_path / "items.parquet")
+
+
+@pytest.mark.parametrize(
+    ("text", "empty"),
+    [
+        ("", True),
+        ("<think>\nI will do nothing.\n</think>\n\n", True),
+        ("Hello", False),
+        ('<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>', False),
+        ("<tool_call>\n{broken\n</tool_call>", False),
+    ],
+)
+def test_empty_means_neither_call_nor_reply(text: str, empty: bool) -> None:
+    assert is_empty(parse_completion(text)) is empty
+
+
+def test_rows_by_mode_and_group() -> None:
+    """Two items of one dialogue: greedy 1 of 2; samples 8 of 8 and 2 of 8."""
+    second = replace(ITEM, item_id="b", step=1, kind="reply", correct=False, empty=True, finish="length")
+    items = [ITEM, second]
+    items += [replace(ITEM, sample=n) for n in range(8)]
+    items += [replace(second, sample=n, correct=n < 2, response_tokens=3) for n in range(8)]
+    rows = {(row["mode"], row["group"]): row for row in score_rows(items, groupings=(by_step, by_kind), protocol="p")}
+    assert set(rows) == {
+        (mode, group)
+        for mode in ("greedy", "sampled")
+        for group in ("all", "step=0", "step=1", "kind=call", "kind=reply")
+    }
+    greedy, sampled = rows["greedy", "all"], rows["sampled", "all"]
+    assert (greedy["accuracy"], greedy["items"], greedy["dialogues"]) == (0.5, 2, 1)
+    assert (greedy["empty_rate"], greedy["cut_rate"], greedy["response_tokens"]) == (0.5, 0.5, 7.0)
+    assert greedy["low"] == pytest.approx(0.0945, abs=1e-4)  # Wilson of 1 in 2
+    assert sampled["accuracy"] == pytest.approx((1 + 0.25) / 2)
+    assert sampled["pass_at"] == {"1": pytest.approx(0.625), "8": 1.0}
+    assert sampled["response_tokens"] == 5.0
+    assert (sampled["low"], sampled["high"]) == (0.0, 1.0)  # one dialogue tells nothing of others
+    assert "pass_at" not in greedy
+    assert rows["sampled", "step=1"]["accuracy"] == 0.25
+    assert greedy["protocol"] == "p"
+
+
+def test_what_was_not_run_has_no_row() -> None:
+    assert score_rows([]) == []
+    assert {row["mode"] for row in score_rows([ITEM])} == {"greedy"}
+    assert score_rows([replace(ITEM, sample=0)])[0]["pass_at"] == {"1": 1.0}  # pass@8 needs eight samples
+
+
+def test_steps_are_listed_in_their_order() -> None:
+    items = [replace(ITEM, item_id=str(step), step=step) for step in (10, 2, 0)]
+    groups = [row["group"] for row in score_rows(items, groupings=(by_step,))]
+    assert groups == ["all", "step=0", "step=2", "step=10"]
