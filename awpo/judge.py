@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from awpo.config import JudgeConfig
 from awpo.endpoint import Endpoint, EndpointError
 from awpo.errors import UserError
 from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages, read_answer
+from awpo.judge_text import (
+    DO_CALL,
+    NO_CALL,
+    WORD,
+    informedness,
+    mean,
+    names_in,
+    normalise,
+    overlap_f1,
+    values_mentioned,
+    variety,
+    words_present,
+)
 from awpo.types import Completion, Instance, ToolCall, content_hash
 
 
@@ -47,21 +57,8 @@ def make_judge(config: JudgeConfig) -> Judge:
 WEIGHTS = {"coherence": 0.3, "correctness": 0.4, "appropriateness": 0.3}
 """Share of each criterion in the rubric's score; they add up to 1."""
 
-_WORD = re.compile(r"\w+(?:[.:/@-]\w+)*")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
-_STOP_WORDS = frozenset(
-    _WORD.findall("a an and are as at be by do for from i in is it its of on or so that the then this to was will with")
-)
-_I_WILL = (
-    r"\b(?:i|i'll|i'd|i'm|let me)(?: (?:will|should|must|can|have to|need to|am going to|going to))?"
-    r"(?: (?:now|just|simply|then))? "
-)
-_NO_CALL = re.compile(
-    _I_WILL + r"(?:ask|answer|reply|respond|say|tell|explain|inform|clarify|decline|report|summari[sz]e|thank|greet)\b"
-    r"|\b(?:no|none of the|without a|without any) (?:\w+ )?(?:tool|function|call)s?\b(?: fits?\b)?"
-)
-_DO_CALL = re.compile(_I_WILL + r"(?:call|use|invoke|run)\b|\bfits?\b|\bcalls? (?:of|to)\b")
-_LOOP_WINDOW, _LOOP_FREE = 3, 0.8
+_VARIED = 0.8
+"""A text is no loop while at least this share of its word triples are different ones."""
 
 
 class RubricJudge:
@@ -70,19 +67,21 @@ class RubricJudge:
     score = sum of WEIGHTS x criterion, each criterion in [0, 1]:
 
     coherence        does the thought lead to the action that follows it? With calls: mean of how well it names just
-                     the tools that are called and of the share of their arguments' values that it mentions. With a
-                     reply: it says that it asks, answers, or has no tool. Halved where it says the opposite as
-                     well; 0 where no action can be read; scaled down where the thought runs in a loop (less than
-                     80% of its word triples differ).
+                     the tools that are called and of how many of their arguments' values it mentions. With a reply:
+                     it says that it asks, answers, or has no tool. Halved where it says the opposite as well; 0
+                     where no action can be read; scaled down where the thought runs in a loop (less than 80% of its
+                     word triples differ, and less than the reference's).
     correctness      F1 of its content words and values, with their counts, against the reference rationale.
     appropriateness  the same as coherence, but towards the reference action: it names just the reference's tools
                      (where the reference calls none: those its rationale names), and mentions the reference
                      arguments' values (where it calls none: also says that it does not call, else 0).
 
-    How well a thought names tools is the share of the right ones that it names minus the share of the others on
-    offer that it names, at least 0: naming all of them earns nothing. Scores that a thought awards itself are
-    words that the reference lacks. Only coherence looks at what the completion does, and compares it with what the
-    thought says, not with the reference: whether the action is right is the outcome reward's matter.
+    How well a thought names tools: the share of the right ones that it names minus the share of the others on offer
+    that it names, at least 0, so that naming all of them earns nothing; others that the reference names too, be it
+    as plain words, are neither right nor wrong. How many values: the share of all that it mentions over the share
+    that the reference rationale mentions, at most 1; where that mentions none, values don't count. Scores that a
+    thought awards itself are words that the reference lacks. Only coherence looks at what the completion does, and
+    only to compare it with what the thought says: whether the action is right is the outcome reward's matter.
 
     No thought at all scores 0; an instance without a reference rationale NaN.
     """
@@ -92,7 +91,7 @@ class RubricJudge:
 
     def judge(self, item: Judgement) -> float:
         """The score of one thought, in [0, 1] or NaN."""
-        if item.instance.rationale is None:
+        if not (item.instance.rationale or "").strip():
             return math.nan
         criteria = self.criteria(item)
         return math.fsum(WEIGHTS[name] * value for name, value in criteria.items())
@@ -100,101 +99,46 @@ class RubricJudge:
     def criteria(self, item: Judgement) -> dict[str, float]:
         """Each criterion's value in [0, 1]; the instance has a rationale."""
         instance, completion = item.instance, item.completion
-        thought, rationale = _normalise(completion.thought or ""), _normalise(instance.rationale or "")
-        words = _WORD.findall(thought)
+        thought, rationale = normalise(completion.thought or ""), normalise(instance.rationale or "")
+        words, reference_words = WORD.findall(thought), WORD.findall(rationale)
         if not words:
             return dict.fromkeys(WEIGHTS, 0.0)
-        present = set(words)
+        target = instance.target
+        expected = values_mentioned(target.tool_calls, words_present(rationale)) if target.tool_calls else 1.0
+        present = words_present(thought)
+
+        def mentions(calls: Sequence[ToolCall]) -> float | None:
+            share = values_mentioned(calls, present)
+            return min(1.0, share / expected) if share is not None and expected else None
+
         offered = tuple(tool.name.casefold() for tool in instance.tools)
-        named = _names_in(thought, offered)
-        refuses = _NO_CALL.search(thought) is not None
-        calls_out = _DO_CALL.search(_NO_CALL.sub(" ", thought)) is not None
+        named, reference_named = names_in(thought, offered), names_in(rationale, offered)
+        others = set(offered) - reference_named
+        refuses = NO_CALL.search(thought) is not None
+        calls_out = DO_CALL.search(NO_CALL.sub(" ", thought)) is not None
 
         if completion.tool_calls:
             called = {call.name.casefold() for call in completion.tool_calls}
             own_named = named | {name for name in called.difference(offered) if name in thought}
-            coherence = _mean(_informedness(own_named, called, offered), _values(completion.tool_calls, present))
+            coherence = mean(informedness(own_named, called, others), mentions(completion.tool_calls))
             coherence *= 0.5 if refuses else 1.0
         elif completion.calls_malformed or not completion.content:
             coherence = 0.0
         else:
             coherence = refuses * (0.5 if calls_out else 1.0)
 
-        target = instance.target
         if target.tool_calls:
             due = {call.name.casefold() for call in target.tool_calls}
-            appropriateness = _mean(_informedness(named, due, offered), _values(target.tool_calls, present))
+            appropriateness = mean(informedness(named, due, others), mentions(target.tool_calls))
             appropriateness *= 0.5 if refuses else 1.0
         else:
-            due = _names_in(rationale, offered)
-            appropriateness = _informedness(named, due, offered) * refuses * (0.5 if calls_out else 1.0)
+            appropriateness = informedness(named, reference_named, others) * refuses * (0.5 if calls_out else 1.0)
 
         return {
-            "coherence": coherence * _loop_factor(words),
-            "correctness": _f1(words, _WORD.findall(rationale)),
+            "coherence": coherence * min(1.0, variety(words) / min(_VARIED, variety(reference_words))),
+            "correctness": overlap_f1(words, reference_words),
             "appropriateness": appropriateness,
         }
-
-
-def _normalise(text: str) -> str:
-    return _THOUSANDS.sub("", text.casefold().replace("’", "'"))
-
-
-@lru_cache(maxsize=4096)
-def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    longest_first = sorted(set(names), key=lambda name: (-len(name), name))
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-
-
-def _names_in(text: str, names: tuple[str, ...]) -> set[str]:
-    """Which of the names occur in the text as whole words; of names that overlap, the longest."""
-    return set(_name_pattern(names).findall(text)) if names else set()
-
-
-def _informedness(named: set[str], right: set[str], offered: Iterable[str]) -> float:
-    """Share of the right names that are named, minus the share of the others that are; at least 0 (Youden's J)."""
-    wrong = set(offered) - right
-    recall = len(named & right) / len(right) if right else 1.0
-    return max(0.0, recall - (len(named & wrong) / len(wrong) if wrong else 0.0))
-
-
-def _values(calls: Sequence[ToolCall], present: set[str]) -> float | None:
-    """Mean over the calls' argument values of the share of their words that are present; None without values.
-
-    Booleans and nulls are left out: a thought need not spell them.
-    """
-    shares: list[float] = []
-    pending: list[Any] = [call.arguments for call in calls]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            pending.extend(value)
-        elif value is not None and not isinstance(value, bool):
-            whole = isinstance(value, float) and value.is_integer()
-            words = _WORD.findall(_normalise(str(int(value) if whole else value)))
-            if words:
-                shares.append(sum(word in present for word in words) / len(words))
-    return sum(shares) / len(shares) if shares else None
-
-
-def _mean(first: float, second: float | None) -> float:
-    return first if second is None else (first + second) / 2
-
-
-def _f1(words: list[str], reference: list[str]) -> float:
-    """F1 of two bags of content words: 2 |a and b| / (|a| + |b|), counts included."""
-    a = Counter(word for word in words if word not in _STOP_WORDS)
-    b = Counter(word for word in reference if word not in _STOP_WORDS)
-    total = a.total() + b.total()
-    return 2 * (a & b).total() / total if total else 1.0
-
-
-def _loop_factor(words: list[str]) -> float:
-    """1 for a text whose word triples differ, towards 0 for one that repeats itself."""
-    triples = list(zip(*(words[start:] for start in range(_LOOP_WINDOW)), strict=False))
-    return min(1.0, len(set(triples)) / len(triples) / _LOOP_FREE) if triples else 1.0
 
 
 SMALLEST_CHECKED_BATCH = 8
