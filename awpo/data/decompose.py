@@ -210,6 +210,9 @@ def _usable_dialogues(rows: Rows, reader: Source, tally: _Tally, progress: Progr
         except RowError as error:
             yield Rejected(row.number, error.reason, error.detail, row.file)
             continue
+        except RecursionError:
+            yield Rejected(row.number, "nested too deeply", "", row.file)
+            continue
         contents.add(content)
         ids.add(dialogue.id)
         yield dialogue

@@ -7,7 +7,6 @@ leads to its action: it names every called tool with the decisive arguments, or 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +19,15 @@ VALUE_LENGTH = 40
 DESCRIPTION_LENGTH = 80
 
 _WORD = re.compile(r"[^\W_]+")
+_ASKS = re.compile(
+    r"\?\W*\Z|\b(?:please|could you|can you) (?:provide|tell|give|specify|share|clarify|let me know)\b", re.I
+)
+_COMMON = frozenset(
+    _WORD.findall(
+        "a an and are at be by can could do for from give have i in is it its me my of on or please provide tell that "
+        "the this to what which will with would you your"
+    )
+)
 _COUNTS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 
 
@@ -29,11 +37,16 @@ def _shorten(text: str, length: int) -> str:
     if len(line) <= length:
         return line
     head = line[: length - 3]
-    return (head.rsplit(" ", 1)[0] if " " in head else head) + "..."
+    return (head.rsplit(" ", 1)[0] if " " in head else head).rstrip(",;:.") + "..."
+
+
+def _end(text: str) -> str:
+    """The text as a sentence."""
+    return text if text.endswith("...") else f"{text}."
 
 
 def _argument(name: str, value: Any) -> str:
-    text = value if isinstance(value, str) else strict_json.dump(value)
+    text = value if isinstance(value, str) else strict_json.dump(value, spaced=True)
     return f"{name} is {_shorten(text, VALUE_LENGTH)}"
 
 
@@ -46,9 +59,9 @@ def _with_arguments(opening: str, calls: Sequence[ToolCall], per_call: int) -> s
             part = _argument(name, value)
             words += len(part.split())
             if parts and (words > WORD_LIMIT or len(parts) == PARAMETERS_SHOWN):
-                return f"{opening} {'; '.join(parts)}."
+                return f"{opening} {_end('; '.join(parts))}"
             parts.append(part)
-    return f"{opening} {'; '.join(parts)}." if parts else opening
+    return f"{opening} {_end('; '.join(parts))}" if parts else opening
 
 
 def _single_call(call: ToolCall, tools: Iterable[Tool]) -> str:
@@ -57,7 +70,7 @@ def _single_call(call: ToolCall, tools: Iterable[Tool]) -> str:
     if purpose[1:2].islower() or len(purpose) == 1:  # "NASA images" keeps its capitals
         purpose = purpose[0].lower() + purpose[1:]
     return _with_arguments(
-        f"{call.name} fits: {purpose}." if purpose else f"{call.name} fits.", [call], PARAMETERS_SHOWN
+        f"{call.name} fits: {_end(purpose)}" if purpose else f"{call.name} fits.", [call], PARAMETERS_SHOWN
     )
 
 
@@ -71,35 +84,39 @@ def _several_calls(calls: tuple[ToolCall, ...]) -> str:
     return _with_arguments(opening, calls, max(1, PARAMETERS_SHOWN // len(calls)))
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(word.lower() for word in _WORD.findall(text.replace("_", " ")))
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(text.replace("_", " "))} - _COMMON
 
 
-def _names_parameter(question: str, name: str) -> bool:
-    asked = _words(question)
-    return all(word in asked for word in _words(name))
+def _share(words: set[str], among: set[str]) -> float:
+    return len(words & among) / len(words) if words else 0.0
 
 
 def _missing(instance: Instance, question: str) -> tuple[str, str] | None:
-    """(tool, required parameter) that the question most likely asks for; None where nothing points to one."""
-    request = next((message.content or "" for message in reversed(instance.prompt) if message.role == "user"), "")
-    about = set(_words(request)) | set(_words(question))
+    """(tool, required parameter) that the question most likely asks for; None where nothing points to a tool.
 
-    def shared(tool: Tool) -> int:
-        return sum(word in about for word in set(_words(f"{tool.name} {tool.description}")))
-
+    The tool is the one that shares most words with the user's request and the question. The parameter is the
+    required one whose name, then whose description, the question names most of; among equals one that the request
+    says nothing of, then the first.
+    """
+    request = _words(
+        next((message.content or "" for message in reversed(instance.prompt) if message.role == "user"), "")
+    )
+    asked = _words(question)
     candidates = [tool for tool in instance.tools if tool.parameters.get("required")]
-    if not candidates:
+    overlap = [len(_words(f"{tool.name} {tool.description}") & (request | asked)) for tool in candidates]
+    if not any(overlap):
         return None
-    tool = max(candidates, key=shared)
-    if not shared(tool):
-        return None
-    required = [str(name) for name in tool.parameters["required"]]
-    named = [name for name in required if _names_parameter(question, name)]
-    given = _words(request)
-    # Asked for by name; else the first that the request's words do not name either.
-    missing = named or [name for name in required if not all(word in given for word in _words(name))]
-    return (tool.name, missing[0]) if missing else None
+    tool = candidates[overlap.index(max(overlap))]
+    properties = tool.parameters.get("properties") or {}
+
+    def likelihood(name: str) -> tuple[float, float, float]:
+        schema = properties.get(name)
+        description = schema.get("description") if isinstance(schema, dict) else None
+        named = _words(name)
+        return _share(named, asked), _share(_words(str(description or "")), asked), -_share(named, request)
+
+    return tool.name, max((str(name) for name in tool.parameters["required"]), key=likelihood)
 
 
 def offline_rationale(instance: Instance) -> str:
@@ -112,7 +129,7 @@ def offline_rationale(instance: Instance) -> str:
     if instance.prompt and instance.prompt[-1].role == "tool":
         return "The result is here, so I answer."
     content = (target.content or "").strip()
-    if content.endswith("?"):
+    if _ASKS.search(content):
         missing = _missing(instance, content)
         if missing:
             return f"The user gave no {missing[1]} for {missing[0]}, so I ask for it."

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from awpo.artifacts import MANIFEST
+from awpo.artifacts import IN_PROGRESS, MANIFEST
 from awpo.data.strict_json import StrictDecoder
 from awpo.errors import UserError
 
@@ -48,6 +48,8 @@ def data_files(source: Path) -> list[Path]:
         raise UserError(f"{source} does not exist; give the path of a JSON, JSON-lines or parquet file")
     if source.is_file():
         return [source]
+    if (source / IN_PROGRESS).exists() and not (source / MANIFEST).exists():
+        raise UserError(f"{source} is the folder of an unfinished stage; run that stage again")
     files = sorted(
         path
         for path in source.iterdir()

@@ -154,7 +154,7 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
     if not isinstance(schema, Mapping):
         raise ValueError(f"a schema must be an object, not {schema!r:.60}")
     result: dict[str, Any] = {}
-    optional = False
+    optional, marked = False, set[str]()
     for key, value in schema.items():
         if key == "type":
             if isinstance(value, str):
@@ -169,12 +169,15 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
         elif key in _NESTED_LISTS and isinstance(value, list):
             result[key] = [normalise_schema(part)[0] for part in value]
         elif key in _NESTED_MAPS and isinstance(value, Mapping):
-            result[key] = {name: normalise_schema(part)[0] for name, part in value.items()}
+            parts = {name: normalise_schema(part) for name, part in value.items()}
+            result[key] = {name: part for name, (part, _) in parts.items()}
+            marked |= {name for name, (_, is_marked) in parts.items() if is_marked and key == "properties"}
+        elif key == "required" and isinstance(value, list) and not all(isinstance(name, str) for name in value):
+            raise ValueError("'required' must list names")
         else:
             result[key] = value
-    if isinstance(schema.get("properties"), Mapping) and isinstance(schema.get("required"), list):
-        marked = {name for name, part in schema["properties"].items() if normalise_schema(part)[1]}
-        result["required"] = [name for name in schema["required"] if name not in marked]
+    if marked and isinstance(result.get("required"), list):
+        result["required"] = [name for name in result["required"] if name not in marked]
     return result, optional
 
 

@@ -184,8 +184,6 @@ def _instance(row: dict[str, Any]) -> Instance:
 def _open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a folder with instances-*.parquet or one such file") from None
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} is not a whole parquet file ({reason}); redo the stage that wrote it") from None
@@ -212,6 +210,24 @@ def _check_splits(splits: Collection[str]) -> None:
             )
 
 
+def _shards(path: Path) -> list[Path]:
+    """The shards of a folder, or the one that `path` is. Raises UserError where there is nothing finished."""
+    if path.is_dir() and (path / IN_PROGRESS).exists() and not (path / MANIFEST).exists():
+        raise UserError(f"{path} is the folder of an unfinished stage; run that stage again")
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a folder with instances-*.parquet or one such file")
+    return shard_paths(path) if path.is_dir() else [path]
+
+
+def count_instances(path: Path) -> int:
+    """The number of instances of a folder or of one shard, without reading them. Errors: `iterate_instances`."""
+    total = 0
+    for shard in _shards(path):
+        with _open_shard(shard) as file:
+            total += file.metadata.num_rows
+    return total
+
+
 def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iterator[Instance]:
     """Yields the instances of a folder or of one shard in stored order, one row group in memory at a time.
 
@@ -220,11 +236,7 @@ def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iter
     """
     if splits is not None:
         _check_splits(splits)
-    if path.is_dir() and (path / IN_PROGRESS).exists() and not (path / MANIFEST).exists():
-        raise UserError(f"{path} is the folder of an unfinished stage; run that stage again")
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give a folder with instances-*.parquet or one such file")
-    for shard in shard_paths(path) if path.is_dir() else [path]:
+    for shard in _shards(path):
         with _open_shard(shard) as file:
             number = 0
             try:

@@ -67,6 +67,15 @@ def is_encodable(value: Any) -> bool:
     return True
 
 
+def depth(value: Any) -> int:
+    """How deeply containers are nested in a JSON value: 0 for a number, 1 for {"a": 1}. Not recursive."""
+    deepest, layer = 0, [value]
+    while layer := [part for part in layer if isinstance(part, (dict, list))]:
+        deepest += 1
+        layer = [part for held in layer for part in (held.values() if isinstance(held, dict) else held)]
+    return deepest
+
+
 def parse(text: str) -> Any:
     """The JSON value that `text` holds. Raises ValueError, with the reason, where it is not one or not sound."""
     stripped = text.strip(" \t\r\n")
@@ -78,13 +87,13 @@ def parse(text: str) -> Any:
     return value
 
 
-def dump(value: Any) -> str:
-    """Compact JSON that `parse` reads back to an equal value with the same order of keys.
+def dump(value: Any, *, spaced: bool = False) -> str:
+    """JSON, compact or with a blank after commas and colons, that `parse` reads back to an equal value with the same order of keys.
 
     Raises ValueError, with the reason, where the value is not sound JSON.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=None if spaced else (",", ":"))
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("a string holds a lone surrogate, which no file can hold") from None

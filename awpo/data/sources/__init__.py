@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from awpo.data.rows import Row, Rows
-from awpo.data.sources import openai
+from awpo.data.sources import openai, sharegpt, toolrl
 from awpo.data.sources.base import Rejected, RowError, Source
 from awpo.errors import UserError
 from awpo.types import Dialogue
@@ -16,7 +16,7 @@ from awpo.types import Dialogue
 __all__ = ["FORMATS", "Rejected", "RowError", "Source", "detect", "get_source", "read", "read_row"]
 
 # In the order in which they are tried on a file whose format is not named.
-FORMATS: dict[str, Source] = {source.name: source for source in (openai.SOURCE,)}
+FORMATS: dict[str, Source] = {source.name: source for source in (openai.SOURCE, toolrl.SOURCE, sharegpt.SOURCE)}
 
 ROWS_SNIFFED = 20
 
@@ -60,6 +60,8 @@ def read_row(row: Row, source: Source) -> Dialogue | Rejected:
         return source.read(row.value)
     except RowError as error:
         return Rejected(row.number, error.reason, error.detail, row.file)
+    except RecursionError:
+        return Rejected(row.number, "nested too deeply", "", row.file)
 
 
 def read(path: Path, format: str = "auto") -> Iterator[Dialogue | Rejected]:

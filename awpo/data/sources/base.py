@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from awpo.chat import DEEPEST_VALUE
 from awpo.data import schema, strict_json
 from awpo.types import Dialogue, Message, Split, Tool, ToolCall, content_hash
 
@@ -105,6 +106,8 @@ def read_call(value: Any, where: str, arguments_key: str = "arguments") -> ToolC
     if arguments is None:
         arguments = {}
     others = [key for key, given in value.items() if key not in ("name", arguments_key) and given is not None]
+    if strict_json.depth(arguments) > DEEPEST_VALUE:
+        raise RowError("malformed tool call", f"{where}: arguments nested deeper than {DEEPEST_VALUE}")
     if not isinstance(name, str) or not name or not isinstance(arguments, dict) or others:
         raise RowError("malformed tool call", f"{where}: needs 'name' and an object {arguments_key!r}, nothing else")
     return ToolCall(name, arguments)
@@ -126,8 +129,9 @@ def read_tool(value: Any, where: str) -> Tool:
         parameters = schema.normalise_parameters(function.get("parameters"))
     except ValueError as error:
         raise RowError("malformed tool", f"{where} ({function['name']}): {error}") from None
-    if isinstance(function.get("required"), list) and "required" not in parameters:
-        parameters = {**parameters, "required": function["required"]}
+    required = function.get("required")
+    if isinstance(required, list) and all(isinstance(part, str) for part in required) and "required" not in parameters:
+        parameters = {**parameters, "required": required}
     return Tool(function["name"], description or "", parameters)
 
 

@@ -15,7 +15,7 @@ from awpo.data import strict_json
 from awpo.data.sources.base import RowError, Source, dialogue_hash, read_call, read_split, read_tools, split_thought
 from awpo.types import Dialogue, Message, Role, ToolCall
 
-_ROLES: dict[Any, Role] = {
+_ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -60,7 +60,7 @@ def _calls(value: Any, where: str, names: dict[str, str]) -> tuple[ToolCall, ...
 
 
 def _message(value: Any, where: str, names: dict[str, str]) -> Message:
-    role = _ROLES.get(value.get("role")) if isinstance(value, Mapping) else None
+    role = _ROLES.get(str(value.get("role"))) if isinstance(value, Mapping) else None
     if role is None:
         raise RowError("unknown role", f"{where}: {value.get('role') if isinstance(value, Mapping) else value!r}"[:120])
     unread = [key for key, held in value.items() if held and key not in _READ | _WITHOUT_MEANING]
@@ -70,7 +70,9 @@ def _message(value: Any, where: str, names: dict[str, str]) -> Message:
     calls = _calls(value.get("tool_calls"), where, names)
     name = value.get("name")
     if role == "tool" and not name:
-        name = names.get(value.get("tool_call_id") or "")
+        name = names.get(str(value.get("tool_call_id")))
+    if name is not None and not isinstance(name, str):
+        raise RowError("content is not text", f"{where}: the name")
     thought = value.get("reasoning_content") or value.get("reasoning")
     if thought is not None and not isinstance(thought, str):
         raise RowError("content is not text", f"{where}: the thought")
