@@ -23,9 +23,10 @@ Oscar, Rosa, Adam, Laura, Felix, Ida, Hugo, Vera, Max, Alice, Bruno, Greta, Vict
 _SONGS = """Blue Moon, Golden Hour, Silver Rain, Red River, Green Fields, Slow Train, Summer Wind, Winter Sun,
 Open Road, Wild Heart, Paper Moon, Night Drive, First Light, Cold Water, Old Friend, Sweet Home, Lost Stars,
 High Tide, Dark Horse, Long Way, Second Chance, Last Dance, Deep Sea, Quiet Street"""
-_TEXTS = """I am late, dinner is ready, the door is open, I am home, the train is late, we need milk,
-the meeting is over, the key is inside, I love it, all is well, it may rain, the dog is fine, we won, I can not come,
-the car is here, lunch is at noon, we are lost, the shop is closed, I found it, she is asleep"""
+_TEXTS = """dinner is ready, lunch is at noon, practice is over, everything is fine, nobody is home, traffic is bad,
+work is done, rain is coming, breakfast is on the table, school is closed, grandma is here, coffee is ready,
+tickets are sold out, dad is asleep, supper will be late, help is on the way, peace is near, plans have changed,
+guests are coming, someone is at the door"""
 _PRODUCTS = """lamp, chair, kettle, desk, mirror, blanket, clock, camera, jacket, backpack, bottle, pillow, carpet,
 heater, toaster, guitar, helmet, tent, scarf, wallet, keyboard, notebook, shelf, basket"""
 _EVENTS = """team lunch, dentist visit, yoga class, book club, piano lesson, city tour, job talk, board game night,
@@ -60,8 +61,7 @@ VALUES: Mapping[str, tuple[Value, ...]] = {
     + tuple(f"{day} {month}" for month in ("May", "June", "July") for day in range(2, 30, 3)),
     "degrees": tuple(range(8, 31)),
     "device": _words(
-        "the radio, the fan, the lamp, the heater, the oven, the printer, the speaker, the screen, the pump,"
-        "the kettle, the camera, the washer"
+        "radio, fan, lamp, heater, oven, printer, speaker, screen, pump, kettle, camera, washer, dryer, fridge, mixer"
     ),
     "dish": _words(_DISHES),
     "done": _words("done, complete, ready"),
