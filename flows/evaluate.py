@@ -1,0 +1,77 @@
+"""Evaluates one checkpoint."""
+
+from __future__ import annotations
+
+import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+
+# isort: split
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from awpo.artifacts import read_manifest
+from awpo.config import CorpusConfig, EvaluationConfig, RationaleConfig
+from flows.parameters import PipelineSettings, read_pipeline
+from flows.pieces import THREADS_ALONE, prepare_instances
+from tasks.cancellation import stops_its_tasks
+from tasks.evaluation import evaluate as evaluate_checkpoint
+from tasks.evaluation import read_scores, score_metrics
+from tasks.layout import Layout, checkpoint_of
+from tasks.model import build_model
+from tasks.parents import parent_run
+from tasks.registry import resolve_checkpoint
+
+QUICK = read_pipeline("quick")
+
+
+@flow(name="evaluate", flow_run_name="evaluate {checkpoint}", validate_parameters=True)
+def evaluate(
+    checkpoint: str = "embedded-1m",
+    instances: str | None = None,
+    out: str = "runs/evaluate",
+    evaluation: EvaluationConfig = QUICK.evaluation,
+    corpus: CorpusConfig = QUICK.corpus,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint and returns its scores.
+
+    Args:
+        checkpoint: Folder of a checkpoint or of a training stage, models:/NAME@ALIAS, or the name of a model preset
+        instances: Folder of instances; empty for the embedded corpus, made in OUT
+        out: Folder of the results, made where it is missing
+        evaluation: Benchmarks, splits and sampling
+        corpus: The embedded corpus, where no instances are given
+    """
+    layout = Layout(Path(out))
+    settings = {"checkpoint": checkpoint, "instances": instances, "evaluation": evaluation.model_dump(mode="json")}
+    with stops_its_tasks(), parent_run("evaluate", layout.out, settings) as (tracking, run):
+        if instances:
+            folder = Path(instances)
+        else:
+            folder = prepare_instances(layout, PipelineSettings(corpus=corpus, rationales=RationaleConfig()), tracking)
+        known = resolve_checkpoint(checkpoint, tracking)
+        place = known or Path(build_model(checkpoint, folder, layout.out / checkpoint, 0, tracking))
+        place = checkpoint_of(place)
+        name = checkpoint if known is None else _name_of(place)
+        labels = {"method": "given", "init": "base", "model": name, "seed": evaluation.seed}
+        result = evaluate_checkpoint(
+            place, folder, layout.out / "evaluation" / name, evaluation, labels, tracking, THREADS_ALONE
+        )
+        scores = read_scores(result)
+        run.metrics(score_metrics(scores))
+        manifest = read_manifest(result)
+    return {
+        "out": str(result),
+        "run_id": run.run_id,
+        "scores": scores,
+        "seconds": manifest.seconds if manifest else None,
+    }
+
+
+def _name_of(checkpoint: Path) -> str:
+    place = checkpoint.resolve()
+    return place.parent.name if place.name == "checkpoint" else place.name
+
+
+if __name__ == "__main__":
+    evaluate()

@@ -1,0 +1,202 @@
+"""What pipeline, sweep, study and train are made of: prepare data, make a start, train and evaluate methods, settle.
+
+Each piece only calls or submits tasks. A piece that fails is kept as a `Failure` and does not end the others; `settle`
+resolves every future, so that no failure stays unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect.futures import PrefectFuture
+
+from awpo.data.store import iterate_instances
+from awpo.errors import UserError
+from awpo.methods import get_method
+from awpo.models import resolve_model
+from flows.environment import set_hub_offline
+from flows.parameters import PipelineSettings
+from tasks.comparison import Subject
+from tasks.data import decompose, write_corpus, write_rationales
+from tasks.evaluation import evaluate, measure_pass_at_k
+from tasks.layout import Cell, Layout
+from tasks.model import build_model
+from tasks.progress import say
+from tasks.tracking import Tracking
+from tasks.training import train_policy, train_sft
+
+# Two heavy processes at a time, one thread each, or one with two: more threads than cores spin against each other.
+AT_ONCE = 2
+THREADS_ALONE = 2
+THREADS_BESIDE = 1
+
+
+class WorkFailed(RuntimeError):
+    """Some pieces of a flow failed; the message names each with its reason."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A piece that has no result, and why."""
+
+    what: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        reason = str(self.error) or type(self.error).__name__
+        return f"{self.what}: {reason.splitlines()[0]}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where methods start from in one cell: the base model (a folder or hub id) and the SFT checkpoint."""
+
+    settings: PipelineSettings
+    label: str
+    cell: Cell
+    instances: Path
+    base: str
+    sft: Path | None
+
+    def checkpoint(self, init: str) -> str:
+        return str(self.sft) if init == "sft" and self.sft else self.base
+
+
+@dataclass
+class Pending:
+    """Work under way on one subject: its training, where it has one, and its evaluation."""
+
+    subject: Subject
+    futures: tuple[PrefectFuture[Any], ...]
+
+
+@dataclass
+class Settled:
+    """What came of a set of pieces."""
+
+    subjects: list[Subject] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def raise_failures(self, total: int) -> None:
+        """Raises the one failure that a person can mend as it is, else WorkFailed naming all of them."""
+        if not self.failures:
+            return
+        if all(isinstance(failure.error, UserError) for failure in self.failures):
+            raise self.failures[0].error
+        lines = "; ".join(str(failure) for failure in self.failures)
+        raise WorkFailed(f"{len(self.failures)} of {total} failed: {lines}") from self.failures[0].error
+
+
+def prepare_instances(layout: Layout, settings: PipelineSettings, tracking: Tracking) -> Path:
+    """Source or embedded corpus -> instances -> rationales; returns the folder of instances with rationales."""
+    source = Path(settings.data) if settings.data else write_corpus(layout.corpus, settings.corpus, tracking)
+    instances = decompose(source, layout.instances, settings.format, tracking)
+    return write_rationales(instances, layout.rationales, settings.rationales, tracking)
+
+
+def fit_evaluation(settings: PipelineSettings, instances: Path) -> PipelineSettings:
+    """The settings with splits that the instances have: sources without a split for it are tested on `test`.
+
+    Only where none of the splits asked for is there; otherwise the evaluation names what it could not run.
+    """
+    present = {str(instance.split) for instance in iterate_instances(instances)}
+    if present.intersection(settings.evaluation.splits) or "test" not in present:
+        return settings
+    say(f"the data have no split {' or '.join(settings.evaluation.splits)}: evaluated on their split test")
+    return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"splits": ("test",)})})
+
+
+def make_start(layout: Layout, settings: PipelineSettings, instances: Path, tracking: Tracking) -> Start:
+    """Model and, where methods start from it, SFT; run alone, with all threads."""
+    choice = resolve_model(settings.model)
+    if choice.kind != "hub":
+        set_hub_offline()
+    cell = layout.cell(choice.name, settings.seed)
+    base = build_model(settings.model, instances, cell.base, settings.seed, tracking)
+    sft = None
+    if any(init_of(method, settings.init) == "sft" for method in settings.methods):
+        config = settings.sft.model_copy(update={"seed": settings.seed})
+        sft = train_sft(base, choice.name, instances, cell.sft, config, tracking, THREADS_ALONE)
+    return Start(settings, choice.name, cell, instances, base, sft)
+
+
+def init_of(method: str, init: str) -> str:
+    """Where `method` starts: `init`, unless its name stands for the pair of SFT and policy training."""
+    return "sft" if "sft" in get_method(method).stages else init
+
+
+def measure_start(start: Start, tracking: Tracking) -> dict[str, float]:
+    """pass@1 and pass@8 on the validation split of the checkpoint that policy training starts from."""
+    init = "sft" if start.sft else "base"
+    labels = _labels(start, init, "base")
+    checkpoint = Path(start.checkpoint(init))
+    if not checkpoint.exists():  # a hub id: measured by the evaluation that follows
+        return {}
+    config = start.settings.evaluation.model_copy(update={"temperature": start.settings.policy.temperature})
+    return measure_pass_at_k(
+        checkpoint, start.instances, start.cell.before_policy, config, labels, tracking, THREADS_ALONE
+    )
+
+
+def submit_methods(start: Start, tracking: Tracking) -> list[Pending]:
+    """Submits, two at a time, the training of each method and the evaluations of base, SFT and each method."""
+    settings, cell = start.settings, start.cell
+    trained: list[tuple[str, str, Path, PrefectFuture[Path]]] = []
+    for method in settings.methods:
+        init = init_of(method, settings.init)
+        config = settings.policy.model_copy(update={"method": method, "seed": settings.seed})
+        out = cell.policy(method, init)
+        future = train_policy.submit(
+            start.checkpoint(init), start.label, init, start.instances, out, config, tracking, THREADS_BESIDE
+        )
+        trained.append((method, init, out, future))
+    pending: list[Pending] = []
+    if Path(start.base).exists():
+        pending.append(_submit_evaluation(start, "base", "base", cell.base, Path(start.base), tracking))
+    if start.sft:
+        pending.append(_submit_evaluation(start, "sft", "base", cell.sft, start.sft, tracking))
+    for method, init, out, future in trained:
+        pending.append(_submit_evaluation(start, method, init, out, future, tracking))
+    return pending
+
+
+def _submit_evaluation(
+    start: Start, method: str, init: str, trained: Path, checkpoint: Path | PrefectFuture[Path], tracking: Tracking
+) -> Pending:
+    name = method if method in ("base", "sft") or init == "sft" else f"{method}-from-{init}"
+    out = start.cell.evaluation(name)
+    subject = Subject(method, init, start.label, start.settings.seed, out, start.instances, trained)
+    # The items are chosen by the evaluation's own seed, the same for all seeds of training: differences can be paired.
+    config = start.settings.evaluation
+    future = evaluate.submit(checkpoint, start.instances, out, config, subject.labels, tracking, THREADS_BESIDE)  # type: ignore[arg-type]
+    training = (checkpoint,) if isinstance(checkpoint, PrefectFuture) else ()
+    return Pending(subject, (*training, future))
+
+
+def _labels(start: Start, method: str, init: str) -> dict[str, Any]:
+    return {"method": method, "init": init, "model": start.label, "seed": start.settings.seed}
+
+
+def settle(pending: Iterable[Pending]) -> Settled:
+    """Waits for all work. Never raises for a piece that failed; the reason kept is that of its first failed task."""
+    settled = Settled()
+    for item in pending:
+        error = next((error for future in item.futures if (error := _error_of(future))), None)
+        if error is None:
+            settled.subjects.append(item.subject)
+        else:
+            subject = item.subject
+            settled.failures.append(Failure(f"{subject.method} · {subject.model} · seed {subject.seed}", error))
+    return settled
+
+
+def _error_of(future: PrefectFuture[Any]) -> BaseException | None:
+    future.wait()
+    state = future.state
+    if state.is_completed():
+        return None
+    found = future.result(raise_on_failure=False) if state.is_final() else None
+    return found if isinstance(found, BaseException) else RuntimeError(state.message or f"ended {state.name}")

@@ -1,0 +1,103 @@
+"""From a source to a comparison: data, rationales, model, SFT, each method, evaluations, report."""
+
+from __future__ import annotations
+
+import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+
+# isort: split
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
+from flows.pieces import AT_ONCE, fit_evaluation, make_start, measure_start, prepare_instances, settle, submit_methods
+from tasks.cancellation import stops_its_tasks
+from tasks.comparison import compare, write_report
+from tasks.layout import Layout
+from tasks.parents import parent_run
+
+DEMO = read_pipeline("demo")
+DEMO_METHODS = list(DEMO.methods)
+
+
+@flow(
+    name="pipeline",
+    flow_run_name="pipeline {model} · seed {seed}",
+    task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE),  # type: ignore[arg-type]
+    validate_parameters=True,
+)
+def pipeline(
+    out: str = "runs/pipeline",
+    data: str | None = None,
+    format: str = "auto",
+    model: ModelName | str = DEMO.model,
+    methods: list[MethodName] = DEMO_METHODS,
+    init: Init = DEMO.init,
+    seed: int = DEMO.seed,
+    corpus: CorpusConfig = DEMO.corpus,
+    rationales: RationaleConfig = DEMO.rationales,
+    sft: SftConfig = DEMO.sft,
+    policy: PolicyConfig = DEMO.policy,
+    evaluation: EvaluationConfig = DEMO.evaluation,
+) -> dict[str, Any]:
+    """Trains and compares methods from the same start. What OUT holds already is not made again.
+
+    Args:
+        out: Folder of the results, made where it is missing
+        data: Source file or folder of dialogues; empty for the embedded corpus
+        format: Format of the source; auto looks at its rows
+        model: Starting model: a preset's name, or the folder of a checkpoint
+        methods: Methods to train by; the base model and SFT are evaluated beside them
+        init: Where policy training starts: from the base model or from SFT
+        seed: Seed of model, SFT and policy training; method and seed within `policy` and `sft` are set from here
+        corpus: The embedded corpus, where no data are given
+        rationales: Who writes the reference rationales
+        sft: Supervised fine-tuning
+        policy: Policy training
+        evaluation: Benchmarks, splits and sampling
+    """
+    settings = PipelineSettings(
+        data=data,
+        format=format,
+        model=model,
+        methods=tuple(methods),
+        init=init,
+        seed=seed,
+        corpus=corpus,
+        rationales=rationales,
+        sft=sft,
+        policy=policy,
+        evaluation=evaluation,
+    ).check()
+    return run_pipeline(settings, Path(out))
+
+
+def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline") -> dict[str, Any]:
+    """The body of the flows pipeline and train; must be called within a flow run.
+
+    Raises UserError for what a person must mend, WorkFailed where methods failed; the others are compared first.
+    """
+    layout = Layout(out)
+    with stops_its_tasks(), parent_run(flow, out, settings.model_dump(mode="json")) as (tracking, run):
+        instances = prepare_instances(layout, settings, tracking)
+        settings = fit_evaluation(settings, instances)
+        start = make_start(layout, settings, instances, tracking)
+        pass_at = measure_start(start, tracking)
+        pending = submit_methods(start, tracking)
+        settled = settle(pending)
+        rows: list[dict[str, Any]] = []
+        if settled.subjects:
+            rows = compare(settled.subjects, layout.summary, tracking)
+            write_report(settled.subjects, layout.report, tracking)
+            run.artifact(layout.report)
+            run.artifact(layout.summary)
+            run.metrics({f"accuracy/{row['method']}": row["accuracy"] for row in rows} | pass_at)
+        settled.raise_failures(len(pending))
+    return {"out": str(out), "run_id": run.run_id, "methods": rows, "pass_at": pass_at, "report": str(layout.report)}
+
+
+if __name__ == "__main__":
+    pipeline()

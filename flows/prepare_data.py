@@ -1,0 +1,49 @@
+"""Prepares instances: a source file, or the embedded corpus, decomposed."""
+
+from __future__ import annotations
+
+import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+
+# isort: split
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from awpo.artifacts import read_manifest
+from awpo.config import CorpusConfig
+from flows.parameters import read_pipeline
+from tasks.cancellation import stops_its_tasks
+from tasks.data import decompose, write_corpus
+from tasks.layout import Layout
+from tasks.parents import parent_run
+
+QUICK = read_pipeline("quick")
+
+
+@flow(name="prepare-data", flow_run_name="prepare data · {out}", validate_parameters=True)
+def prepare_data(
+    out: str = "runs/data",
+    source: str | None = None,
+    format: str = "auto",
+    corpus: CorpusConfig = QUICK.corpus,
+) -> dict[str, Any]:
+    """Decomposes dialogues into instances, one per assistant step, in OUT/data/instances.
+
+    Args:
+        out: Folder of the results, made where it is missing
+        source: File or folder of dialogues; empty for the embedded corpus
+        format: Format of the source; auto looks at its rows
+        corpus: The embedded corpus, where no source is given
+    """
+    layout = Layout(Path(out))
+    settings = {"source": source, "format": format, "corpus": corpus.model_dump(mode="json")}
+    with stops_its_tasks(), parent_run("prepare-data", layout.out, settings) as (tracking, run):
+        where = Path(source) if source else write_corpus(layout.corpus, corpus, tracking)
+        instances = decompose(where, layout.instances, format, tracking)
+        manifest = read_manifest(instances)
+    return {"instances": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
+
+
+if __name__ == "__main__":
+    prepare_data()

@@ -1,0 +1,219 @@
+"""`awpo serve`: a Prefect server, a worker and an MLflow UI on this machine, and how commands find them.
+
+Loopback only. The servers and the worker run under `flows.guard` and end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from awpo.artifacts import write_atomically
+from awpo.errors import UserError
+from flows.children import Child, ServerFailed
+from tasks.layout import runs_root
+
+HOST = "127.0.0.1"
+POOL = "awpo-local"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the servers listen."""
+
+    prefect_port: int
+    mlflow_port: int
+
+    @property
+    def prefect(self) -> str:
+        return f"http://{HOST}:{self.prefect_port}"
+
+    @property
+    def mlflow(self) -> str:
+        return f"http://{HOST}:{self.mlflow_port}"
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on that loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def require_port(port: int, option: str) -> None:
+    """Raises UserError where the port is in use; `option` is how to choose another."""
+    if not port_is_free(port):
+        raise UserError(f"port {port} is in use; stop what listens there, or choose another with {option} PORT")
+
+
+def answers(url: str, seconds: float = 2.0) -> bool:
+    """Whether something answers well under `url`."""
+    try:
+        with urllib.request.urlopen(url, timeout=seconds) as response:
+            return bool(response.status < 400)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def server_environment(addresses: Addresses) -> dict[str, str]:
+    """The environment of servers, worker and deployment: paths absolute, as their working folder is the project's."""
+    return {
+        **os.environ,
+        "PREFECT_API_URL": f"{addresses.prefect}/api",
+        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_PORT": str(addresses.prefect_port),
+        "AWPO_RUNS": str(runs_root()),
+        "PWD": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    }
+
+
+def prefect_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", *arguments]
+
+
+def run_prefect(arguments: list[str], environment: dict[str, str]) -> None:
+    """Runs one Prefect command to its end; raises ServerFailed with its output where it fails."""
+    done = subprocess.run(
+        prefect_command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    if done.returncode != 0:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+        raise ServerFailed(f"prefect {' '.join(arguments)} failed:\n{last}")
+
+
+def register(environment: dict[str, str]) -> None:
+    """Makes the work pool, registers the deployments of prefect.yaml, and sets up the automation against zombies."""
+    run_prefect(["work-pool", "create", POOL, "--type", "process", "--overwrite"], environment)
+    run_prefect(["--no-prompt", "deploy", "--all"], environment)
+    done = subprocess.run(
+        [sys.executable, "-c", "from flows.zombies import crash_zombie_runs; crash_zombie_runs()"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if done.returncode != 0:
+        raise ServerFailed(
+            "the automation against zombie runs was refused:\n" + "\n".join(done.stderr.splitlines()[-5:])
+        )
+
+
+def tracking_store() -> str:
+    """The MLflow store that everything here uses; as `tasks.tracking.tracking_uri`, without importing MLflow."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_root() / 'mlflow.db'}"
+
+
+@contextmanager
+def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Child]]:
+    """Starts everything, yields what runs, and ends it in the right order: the worker before its server.
+
+    Raises UserError for a port in use, ServerFailed where something does not come up.
+    """
+    require_port(addresses.prefect_port, "--prefect-port")
+    local_store = not tracking_store().startswith("http")
+    if local_store:
+        require_port(addresses.mlflow_port, "--mlflow-port")
+    logs = runs_root() / "logs"
+    environment = server_environment(addresses)
+    with ExitStack() as stack:
+        say("starting the Prefect server ...")
+        server = _start(stack, "prefect-server", prefect_command("server", "start"), environment, logs)
+        server.wait_for(lambda: answers(f"{addresses.prefect}/api/health"))
+        children = [server]
+        if local_store:
+            say("starting the MLflow UI ...")
+            mlflow = _start(stack, "mlflow", mlflow_command(addresses), environment, logs)
+            mlflow.wait_for(lambda: answers(f"{addresses.mlflow}/health"))
+            children.append(mlflow)
+        say("registering the deployments of prefect.yaml ...")
+        register(environment)
+        worker = _start(stack, "prefect-worker", prefect_command("worker", "start", "--pool", POOL), environment, logs)
+        children.append(worker)
+        stack.enter_context(_announced(addresses))
+        yield children
+
+
+def _start(stack: ExitStack, name: str, command: list[str], environment: dict[str, str], logs: Path) -> Child:
+    child = Child(name, command, environment, logs / f"{name}.log", ROOT)
+    stack.callback(child.stop)
+    return child
+
+
+def mlflow_command(addresses: Addresses) -> list[str]:
+    """MLflow's server on the store of the runs folder."""
+    return [
+        *(sys.executable, "-m", "mlflow", "server"),
+        *("--backend-store-uri", tracking_store()),
+        *("--default-artifact-root", (runs_root() / "mlartifacts").as_uri()),
+        *("--host", HOST, "--port", str(addresses.mlflow_port), "--workers", "1"),
+    ]
+
+
+def _announcement() -> Path:
+    return runs_root() / "serve.json"
+
+
+@contextmanager
+def _announced(addresses: Addresses) -> Iterator[None]:
+    path = _announcement()
+    write_atomically(path, json.dumps({"prefect_api_url": f"{addresses.prefect}/api", "process": os.getpid()}) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def join_running_server() -> str | None:
+    """Uses the server of a running `awpo serve` of the same runs folder, so that its UI shows this command's runs.
+
+    Without it a second, temporary server would work on the same database. Returns the API's address, or None.
+    """
+    if "PREFECT_API_URL" in os.environ:
+        return os.environ["PREFECT_API_URL"]
+    try:
+        url = str(json.loads(_announcement().read_text("utf-8"))["prefect_api_url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not answers(f"{url}/health"):
+        return None
+    os.environ["PREFECT_API_URL"] = url
+    return url
+
+
+def wait_until_stopped(children: list[Child]) -> Child | None:
+    """Waits for Ctrl-C or SIGTERM (returns None), or for a child to end by itself (returns it)."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        while True:
+            for child in children:
+                if child.process.poll() is not None:
+                    return child
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        signal.signal(signal.SIGTERM, before)

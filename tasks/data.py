@@ -1,0 +1,89 @@
+"""Tasks that prepare data: the embedded corpus, decomposition, reference rationales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from awpo.config import CorpusConfig, RationaleConfig, Settings
+from tasks.stage_run import Work, show_markdown, stage_run, worth_trying_again
+from tasks.tracking import Tracking
+
+
+class DecomposeSettings(Settings):
+    """How a source is read."""
+
+    format: str = "auto"
+
+
+@task(name="corpus", task_run_name="write corpus · seed {config.seed}", cache_policy=NO_CACHE)
+def write_corpus(out: Path, config: CorpusConfig, tracking: Tracking) -> Path:
+    """The embedded corpus of dialogues, into `out`; returns the file of dialogues."""
+    from awpo.embedded.corpus import DIALOGUES
+    from awpo.embedded.corpus import write_corpus as write
+
+    work = Work("corpus", f"write corpus · seed {config.seed}", out, {}, config, {"seed": config.seed})
+    with stage_run(work, tracking) as stage:
+        write(out, config, progress=stage.progress)
+        stage.results(_numbers(stage.manifest().counts))
+    return out / DIALOGUES
+
+
+@task(name="decompose", task_run_name="decompose {source.name}", cache_policy=NO_CACHE)
+def decompose(source: Path, out: Path, format: str, tracking: Tracking) -> Path:
+    """The dialogues of `source` as instances in `out`; returns the folder.
+
+    Raises UserError where the source is missing or of no known format. Rows that cannot be read are listed in
+    rejected.jsonl and counted by reason.
+    """
+    from awpo.data.decompose import decompose_source
+
+    work = Work("decompose", f"decompose {source.name}", out, {"source": source}, DecomposeSettings(format=format))
+    with stage_run(work, tracking) as stage:
+        manifest = decompose_source(source, out, format=format, progress=stage.progress)
+        stage.results(_numbers(manifest.counts))
+        rejected = dict(manifest.counts.get("rejected", {}))
+        if rejected:
+            total = sum(rejected.values())
+            stage.warn(f"{total} rows could not be read; see {out / 'rejected.jsonl'}")
+            lines = [f"| {reason} | {count} |" for reason, count in sorted(rejected.items())]
+            show_markdown(
+                f"rejected rows of {source.name}",
+                "\n".join(
+                    [f"{total} rows of `{source}` could not be read.", "", "| reason | rows |", "|---|---|", *lines]
+                ),
+            )
+    return out
+
+
+@task(
+    name="rationales",
+    task_run_name="write rationales · {config.writer}",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=[10, 60],
+    retry_condition_fn=worth_trying_again,
+    tags=["awpo-endpoint"],
+)
+def write_rationales(instances: Path, out: Path, config: RationaleConfig, tracking: Tracking) -> Path:
+    """The instances with a reference rationale each, in `out`; returns the folder. An endpoint's trouble is retried."""
+    from awpo.data.rationales import write_rationales as write
+
+    work = Work("rationales", f"write rationales · {config.writer}", out, {"instances": instances}, config)
+    with stage_run(work, tracking) as stage:
+        manifest = write(instances, out, config, progress=stage.progress)
+        stage.results(_numbers(manifest.counts))
+    return out
+
+
+def _numbers(counts: dict[str, object], prefix: str = "") -> dict[str, float]:
+    """The numbers among a manifest's counts, nested ones by dotted names: what can be logged as metrics."""
+    found: dict[str, float] = {}
+    for key, value in counts.items():
+        if isinstance(value, dict):
+            found |= _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = float(value)
+    return found

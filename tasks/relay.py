@@ -1,0 +1,95 @@
+"""Sends a stage's metrics.jsonl to its MLflow run while it grows: each line once, whatever happens between.
+
+The position is written down after each batch that the store has taken. A line that was taken but not yet written down
+when the process died is sent again with the time and step that it bears, which the store knows and ignores.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from mlflow.exceptions import MlflowException
+
+from awpo.events import METRICS, Tail
+from tasks.tracking import METRICS_PER_BATCH, TrackedRun, metric_name
+
+EVERY_SECONDS = 3.0
+
+
+class MetricsRelay:
+    """Reads along in a thread of its own, as a context manager; on leaving, the rest is sent.
+
+    `problem` holds the store's last refusal, or None; the stage goes on without it, and the next attempt or run
+    sends what is missing.
+    """
+
+    def __init__(self, run: TrackedRun, folder: Path, every: float = EVERY_SECONDS) -> None:
+        self.run, self.path, self.every = run, folder / METRICS, every
+        self.problem: str | None = None
+        self._stop = threading.Event()
+        self._pumping = threading.Lock()
+        self._thread = threading.Thread(target=self._keep_pumping, name="metrics-relay", daemon=True)
+
+    def __enter__(self) -> MetricsRelay:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.pump()
+
+    def _keep_pumping(self) -> None:
+        while not self._stop.wait(self.every):
+            self.pump()
+
+    def pump(self) -> int:
+        """Sends the new lines; returns how many numbers the store took. A store that is away only sets `problem`."""
+        with self._pumping:
+            try:
+                sent = self._send_new()
+                self.problem = None
+                return sent
+            except (MlflowException, OSError) as error:
+                self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+                return 0
+
+    def _send_new(self) -> int:
+        file = self.run.file
+        if not self.path.exists():
+            return 0
+        status = self.path.stat()
+        # A resumed trainer replaces the file without the steps that it will do again: read it from its start.
+        if status.st_ino != file.inode or status.st_size < file.offset:
+            file.inode, file.offset = status.st_ino, 0
+        tail = Tail(self.path, file.offset)
+        rows: list[tuple[str, object, int, int]] = []
+        sent = 0
+        for line in tail:
+            values, step = line.get("metrics"), line.get("step")
+            if isinstance(values, dict) and isinstance(step, int):
+                stamp = int(float(line.get("time", 0)) * 1000)
+                rows += [
+                    (metric_name(name), value, stamp, step)
+                    for name, value in values.items()
+                    if file.sent.get(metric_name(name), -1) < step
+                ]
+            if len(rows) >= METRICS_PER_BATCH:
+                sent += self._commit(rows, tail.offset)
+                rows = []
+        return sent + self._commit(rows, tail.offset)
+
+    def _commit(self, rows: list[tuple[str, object, int, int]], offset: int) -> int:
+        file = self.run.file
+        if rows:
+            self.run.send(rows)
+            for name, _, _, step in rows:
+                file.sent[name] = step
+        if rows or offset != file.offset:
+            file.offset = offset
+            self.run.save()
+        return len(rows)

@@ -1,0 +1,211 @@
+"""What every stage's task does around the stage's plain function: a run in MLflow, progress, an artifact in Prefect."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.client.schemas import State
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.settings import get_current_settings
+
+from awpo.artifacts import MANIFEST, Manifest, read_manifest
+from awpo.config import Settings
+from awpo.errors import UserError
+from awpo.processes import run_worker
+from tasks.cancellation import cancelled, check_cancelled
+from tasks.progress import Line, open_line
+from tasks.relay import MetricsRelay
+from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run, work_identity
+
+ARTIFACT_SECONDS = 5.0
+# One row per kind of count in an artifact's table; the rest is in the manifest.
+SHOWN_VALUE = 200
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece of work: what it is, where its result goes, what it is made from.
+
+    `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings.
+    """
+
+    stage: str
+    title: str
+    folder: Path
+    inputs: Mapping[str, Path]
+    config: Settings | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The labels, and the config under the stage's name."""
+        config = self.config.model_dump(mode="json") if self.config else {}
+        return (
+            {**self.labels, "stage": self.stage, self.stage: config} if config else {**self.labels, "stage": self.stage}
+        )
+
+
+class StageRun:
+    """A stage in progress; hand `progress` to the stage's function, or run its worker with `work_apart`."""
+
+    def __init__(self, work: Work, run: TrackedRun, line: Line) -> None:
+        self.work, self.run, self.line = work, run, line
+        self.already_told = run.file.complete
+        self._before = _stamp(work.folder)
+        self._artifact: Any = None
+        self._artifact_at = 0.0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the folder held the result already, so that nothing was done."""
+        return self._before is not None and self._before == _stamp(self.work.folder)
+
+    def progress(self, done: int, total: int, what: str = "") -> None:
+        """Tells the reporter and Prefect how far the stage is. Raises InterruptedError where the flow was stopped."""
+        check_cancelled()
+        self.line.update(done, total, what)
+        now = time.monotonic()
+        if total and now - self._artifact_at >= ARTIFACT_SECONDS and TaskRunContext.get():
+            self._artifact_at = now
+            percent = min(100.0, 100.0 * done / total)
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(percent, description=f"{self.work.title}: {what}")
+            else:
+                update_progress_artifact(
+                    self._artifact, percent, description=f"{self.work.title}: {done}/{total} {what}"
+                )
+
+    def warn(self, message: str) -> None:
+        """A warning of the stage: on the reporter's line and in Prefect's log."""
+        self.line.note(message)
+        if TaskRunContext.get():
+            get_run_logger().warning(message)
+
+    def on_event(self, row: dict[str, Any]) -> None:
+        """Relays one event of a worker."""
+        kind = row.get("event")
+        if kind == "progress":
+            self.progress(int(row.get("done", 0)), int(row.get("total", 0)), str(row.get("what", "")))
+        elif kind == "warning":
+            self.warn(str(row.get("message", "")))
+
+    def work_apart(self, module: str, job: dict[str, Any], threads: int) -> None:
+        """Runs a worker module on `job` in a process of its own, relaying its events and metrics.
+
+        Raises what `awpo.processes.run_worker` raises.
+        """
+        with MetricsRelay(self.run, self.work.folder) as relay:
+            run_worker(module, job, self.work.folder, on_event=self.on_event, threads=threads, cancelled=cancelled)
+        if relay.problem:
+            self.warn(f"MLflow did not take all metrics ({relay.problem}); they are sent by the next run of this stage")
+
+    def manifest(self) -> Manifest:
+        """What the stage left. Raises RuntimeError where it left no manifest: then it did not finish."""
+        manifest = read_manifest(self.work.folder)
+        if manifest is None:
+            raise RuntimeError(f"{self.work.title} left no {MANIFEST} in {self.work.folder}")
+        return manifest
+
+    def results(self, metrics: Mapping[str, Any]) -> None:
+        """Numbers that sum the stage up; logged once."""
+        if not self.already_told:
+            self.run.metrics(metrics)
+
+
+@contextmanager
+def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
+    """Opens the stage's run in MLflow and its line of progress, and ends both by how the block ends."""
+    line = open_line(work.title)
+    try:
+        check_cancelled()
+        identity = work_identity(work.stage, work.inputs, work.config.model_dump(mode="json") if work.config else {})
+        run = open_run(tracking, work.title, work.folder, identity, {**prefect_tags(), "awpo.stage": work.stage})
+        with ended_truly(run):
+            stage = StageRun(work, run, line)
+            if not stage.already_told:
+                run.parameters(work.labels)
+                run.config(work.settings())
+                run.inputs(work.inputs)
+            yield stage
+            manifest = stage.manifest()
+            stage.results({"seconds": manifest.seconds})
+            show_manifest(work.title, manifest)
+    except BaseException as error:
+        line.end("stopped" if isinstance(error, InterruptedError) or not isinstance(error, Exception) else "failed")
+        raise
+    line.end("nothing to do" if stage.skipped else "done")
+
+
+def _stamp(folder: Path) -> int | None:
+    try:
+        return (folder / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def prefect_tags() -> dict[str, str]:
+    """The Prefect flow run that this work belongs to, and its page where a lasting server has one."""
+    if not flow_run.id:
+        return {}
+    tags = {"prefect.flow_run_id": str(flow_run.id), "prefect.flow_run_name": str(flow_run.name or "")}
+    # A temporary server's address is dead as soon as the command ends.
+    if get_current_settings().api.url and flow_run.ui_url:
+        tags["prefect.flow_run_url"] = str(flow_run.ui_url)
+    return tags
+
+
+def worth_trying_again(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Retries are for accidents: not for what a person must mend, nor for what was stopped."""
+    try:
+        state.result()
+    except (UserError, InterruptedError):
+        return False
+    except Exception:  # noqa: BLE001 - whatever else went wrong may be an accident
+        return True
+    return False
+
+
+def artifact_key(title: str) -> str:
+    """A key that Prefect takes, from a title: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def log(message: str) -> None:
+    """One line in the log of the flow or task run, where there is one."""
+    if TaskRunContext.get() or FlowRunContext.get():
+        get_run_logger().info(message)
+
+
+def _inside_run(create: Callable[[], Any]) -> None:
+    if TaskRunContext.get() or FlowRunContext.get():  # artifacts outside a run are deprecated
+        create()
+
+
+def show_table(title: str, rows: list[dict[str, Any]], description: str = "") -> None:
+    """A table artifact of the task run."""
+    _inside_run(lambda: create_table_artifact(rows, key=artifact_key(title), description=description or title))
+
+
+def show_markdown(title: str, text: str) -> None:
+    """A markdown artifact of the task run."""
+    _inside_run(lambda: create_markdown_artifact(text, key=artifact_key(title), description=title))
+
+
+def show_manifest(title: str, manifest: Manifest) -> None:
+    """A stage's counts as a table artifact."""
+    rows = [{"what": key, "value": str(value)[:SHOWN_VALUE]} for key, value in manifest.counts.items()]
+    rows += [{"what": "seconds", "value": str(manifest.seconds)}, {"what": "code", "value": manifest.code}]
+    show_table(title, rows, f"{title}: counts of {manifest.stage}")

@@ -1,0 +1,103 @@
+"""Tasks that train: supervised fine-tuning and policy training, each a worker process that is listened to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from awpo.config import PolicyConfig, SftConfig
+from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
+from tasks.tracking import Tracking
+
+TRAINING_TAG = "awpo-train"  # a concurrency limit on this tag is a limit on accelerators
+
+
+@task(
+    name="sft",
+    task_run_name="train sft · {label} · seed {config.seed}",
+    cache_policy=NO_CACHE,
+    retries=1,
+    retry_delay_seconds=5,
+    retry_condition_fn=worth_trying_again,
+    tags=[TRAINING_TAG],
+)
+def train_sft(
+    model: str, label: str, instances: Path, out: Path, config: SftConfig, tracking: Tracking, threads: int = 2
+) -> Path:
+    """Supervised fine-tuning of `model` (a folder or hub id) on `instances`; returns the checkpoint's folder.
+
+    `label` is the model's name in results. A retry goes on from the last whole checkpoint, in the same MLflow run.
+    """
+    labels = {"model": label, "method": "sft", "seed": config.seed, "init": "base"}
+    title = f"train sft · {label} · seed {config.seed}"
+    work = Work("sft", title, out, {"model": Path(model), "instances": instances}, config, labels)
+    with stage_run(work, tracking) as stage:
+        stage.work_apart("awpo.training.sft", _job(model, instances, out, config), threads)
+        _finish(stage, out / "checkpoint", config.steps)
+    return out / "checkpoint"
+
+
+@task(
+    name="policy",
+    task_run_name="train {config.method} · {label} · seed {config.seed}",
+    cache_policy=NO_CACHE,
+    retries=1,
+    retry_delay_seconds=5,
+    retry_condition_fn=worth_trying_again,
+    tags=[TRAINING_TAG],
+)
+def train_policy(
+    model: str,
+    label: str,
+    init: str,
+    instances: Path,
+    out: Path,
+    config: PolicyConfig,
+    tracking: Tracking,
+    threads: int = 1,
+) -> Path:
+    """Policy training by `config.method` from the checkpoint `model`; returns the checkpoint's folder.
+
+    `init` ("base" or "sft") says what `model` is. A retry goes on from the last whole checkpoint, in the same run.
+    """
+    labels = {"model": label, "method": config.method, "seed": config.seed, "init": init}
+    title = f"train {config.method} · {label} · seed {config.seed}"
+    work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels)
+    with stage_run(work, tracking) as stage:
+        stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
+        _finish(stage, out / "checkpoint", config.steps)
+    return out / "checkpoint"
+
+
+def _job(model: str, instances: Path, out: Path, config: SftConfig | PolicyConfig) -> dict[str, Any]:
+    return {"model": model, "instances": str(instances), "out": str(out), "config": config.model_dump(mode="json")}
+
+
+def _finish(stage: StageRun, checkpoint: Path, steps: int) -> None:
+    """Sums a training stage up in MLflow and in Prefect."""
+    summary = read_summary(stage.work.folder)
+    numbers = {f"final/{name}": value for name, value in summary.items() if isinstance(value, int | float)}
+    stage.results(numbers)
+    if not stage.already_told:
+        name = f"{stage.work.labels['model']}-{stage.work.labels['method']}-seed-{stage.work.labels['seed']}"
+        stage.run.checkpoint(
+            name, checkpoint, {**stage.work.labels, "instances": str(stage.work.inputs["instances"])}, steps
+        )
+        samples = stage.work.folder / "judge_samples.jsonl"
+        if samples.exists():
+            stage.run.artifact(samples)
+    lines = [f"| {name} | {value} |" for name, value in summary.items()]
+    show_markdown(stage.work.title, "\n".join([f"Checkpoint: `{checkpoint}`", "", "| | |", "|---|---|", *lines]))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary.json of a training stage's folder; empty where there is none."""
+    try:
+        value = json.loads((folder / "summary.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    return value if isinstance(value, dict) else {}
