@@ -24,7 +24,6 @@ THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE, RESPONSE_END = "<response>", "</response>"
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
-CONTROL_TOKENS = ("<|im_start|>", *END_TOKENS)
 
 MOST_ERRORS = 16
 """Reading stops after this many errors: nobody reads more, and it keeps the time linear on hostile text."""
@@ -32,6 +31,7 @@ DEEPEST_VALUE = 64
 """Deepest nesting of a call's arguments; past it a call counts as unreadable, so that no later step recurses over it."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_STRAY = re.compile("|".join(map(re.escape, (THINK, THINK_END, CALL_END, "<|im_start|>", *END_TOKENS))))
 _NOT_SPACE = re.compile(r"\S")
 
 
@@ -233,8 +233,6 @@ class _Reader:
             if tag < 0:
                 break
             position = self.read_block(tag)
-        if self.blocks > 1 and "parameters" in self.keys:
-            self.error(self.end, 'several blocks whose calls have "parameters": one block holds them all')
 
     def read_reply(self, start: int, stop: int, *, last: bool) -> None:
         """The text outside of calls between two offsets; blank text is nothing."""
@@ -258,10 +256,9 @@ class _Reader:
             if closing and not inner.strip():
                 self.error(start, "an empty response")
             reply = inner.strip()
-        for tag in (THINK, THINK_END, CALL_END, *CONTROL_TOKENS):
-            offset = self.text.find(tag, start, stop)
-            if offset >= 0:
-                self.error(offset, f"{tag} out of place")
+        stray = _STRAY.search(self.text, start, stop)
+        if stray:
+            self.error(stray.start(), f"{stray[0]} out of place")
         self.replies.append(reply)
 
     def read_block(self, tag: int) -> int:
@@ -276,25 +273,27 @@ class _Reader:
                 return position
             if calls and self.text.startswith(CALL_END, position, self.end):
                 return position + len(CALL_END)
-            if calls and "\n" not in self.text[before:position]:
-                self.error(position, "calls of one block stand on lines of their own")
+            start = position
             try:
-                position = self.read_call(position)
+                position = self.read_call(start)
             except RecursionError:
                 problem = "nested too deep"
             except json.JSONDecodeError as error:
-                problem = f"not JSON: {error.msg}"
-                position = error.pos
+                problem, position = f"not JSON: {error.msg}", error.pos
             except ValueError as error:  # _CannotRead, and integers of too many digits
                 problem = str(error).partition(";")[0]
             else:
                 calls += 1
+                if calls > 1 and "\n" not in self.text[before:start]:
+                    self.error(start, "calls of one block stand on lines of their own")
                 if calls == 2 and "arguments" in self.keys:
-                    self.error(position, 'several calls with "arguments" in one block: each has a block of its own')
+                    self.error(start, 'several calls with "arguments" in one block: each has a block of its own')
+                if calls == 1 and self.blocks == 2 and "parameters" in self.keys:
+                    self.error(tag, 'several blocks of calls with "parameters": one block holds them all')
                 continue
             self.malformed = True
             self.error(min(position, self.end), f"a call cannot be read: {problem}")
-            closing = self.text.find(CALL_END, tag, self.end)
+            closing = self.text.find(CALL_END, before, self.end)
             return self.end if closing < 0 else closing + len(CALL_END)
 
     def read_call(self, position: int) -> int:

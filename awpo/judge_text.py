@@ -43,7 +43,7 @@ def words_present(text: str) -> set[str]:
     return words.union(WORD.findall(merged)) if found else words
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # the rollouts of a group, and the steps of a dialogue, share their tools
 def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     longest_first = sorted(filter(None, set(names)), key=lambda name: (-len(name), name))
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
