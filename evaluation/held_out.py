@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
@@ -18,8 +19,10 @@ from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.rewards import is_exact
 from awpo.types import Instance
-from evaluation.generate import Generated, Generator
 from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_step, is_empty, score_rows
+
+if TYPE_CHECKING:
+    from evaluation.generate import Generated, Generator
 
 BENCHMARK = "held_out"
 PROTOCOL = "next action, reference history, exact match"

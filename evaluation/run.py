@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from awpo.artifacts import Manifest, input_identity, open_stage, write_atomically
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
 from awpo.events import Progress, RunLog
-from awpo.types import content_hash
+from awpo.types import Instance, content_hash
 from evaluation import held_out
+from evaluation.bfcl import benchmark as bfcl
+from evaluation.bfcl.data import CATEGORIES, choose, installed_version, read_category
 from evaluation.items import ITEMS, SCORES, Item, ScoreRow, read_items, write_items
+
+if TYPE_CHECKING:
+    from evaluation.generate import Generator
 
 STAGE = "evaluation"
 PARTS = ".parts"
@@ -31,11 +36,11 @@ PartResult = tuple[list[Item], list[ScoreRow]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of an evaluation: `name` is "benchmark/split"; `run` gives its items and rows."""
+    """A piece of an evaluation: `name` is "benchmark/split", `size` its completions; `run` gives items and rows."""
 
     name: str
     size: int
-    run: Callable[[Progress], PartResult]
+    run: Callable[[Generator, Progress], PartResult]
 
 
 def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: EvaluationConfig) -> Manifest:
@@ -48,31 +53,28 @@ def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: Evalua
     if "held_out" in config.benchmarks:
         inputs["instances"] = input_identity(_needed(instances))
     if "bfcl" in config.benchmarks:
-        from evaluation.bfcl import data as bfcl_data
-
-        inputs["bfcl-eval"] = bfcl_data.installed_version()
+        inputs["bfcl-eval"] = installed_version()
     with open_stage(out, STAGE, inputs, config.model_dump(mode="json", exclude={"threads"})) as stage:
         if stage.finished:
             return stage.manifest
         log = RunLog(out)
-        from evaluation.generate import LocalGenerator
-
-        parts, missing = _plan(LocalGenerator(checkpoint, config.threads), instances, config)
+        parts, missing = _plan(instances, config)
         for name, reason in missing.items():
             log.warning(f"{name} is not run: {reason}")
         items: list[Item] = []
         rows: list[ScoreRow] = []
         total, done, start = sum(part.size for part in parts), 0, time.monotonic()
         log.progress(0, total, "completions")
+        from evaluation.generate import LocalGenerator  # torch takes seconds; mistakes are told before
+
+        generator = LocalGenerator(checkpoint, config.threads)
         for part in parts:
-            found, scored = _kept(out / PARTS, part, _shifted(log, done, total))
+            found, scored = _kept(out / PARTS, part, generator, _shifted(log, done, total))
             items += found
             rows += scored
             done += part.size
         if "bfcl" in config.benchmarks:
-            from evaluation.bfcl.benchmark import summary_rows
-
-            rows += summary_rows(rows)
+            rows += bfcl.summary_rows(rows)
         counts = {
             "items": len({(item.benchmark, item.item_id) for item in items}),
             "completions": len(items),
@@ -98,35 +100,39 @@ def _needed(instances: Path | None) -> Path:
     return instances
 
 
-def _plan(generator: Any, instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
+def _plan(instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
     """The parts of an evaluation in order, and those that cannot be run with the reason."""
     parts: list[Part] = []
     missing: dict[str, str] = {}
     if "held_out" in config.benchmarks:
         for split, found in held_out.read_splits(_needed(instances), config.splits).items():
-            name = f"{held_out.BENCHMARK}/{split}"
-            if not found:
-                missing[name] = "the instances hold none of this split"
-                continue
-            chosen = held_out.choose(found, config.instances_per_split, config.seed)
-
-            def run_split(
-                progress: Progress, chosen: Sequence[Any] = chosen, available: int = len(found)
-            ) -> PartResult:
-                items, rows = held_out.evaluate_split(generator, chosen, config, progress=progress)
-                return items, [row | {"available": available} for row in rows]
-
-            parts.append(Part(name, len(chosen) * (config.samples + 1), run_split))
+            if found:
+                parts.append(_held_out_part(split, found, config))
+            else:
+                missing[f"{held_out.BENCHMARK}/{split}"] = "the instances hold none of this split"
     if "bfcl" in config.benchmarks:
-        from evaluation.bfcl import benchmark as bfcl
-
-        for category, (questions, size) in bfcl.chosen_items(config).items():
-
-            def run_category(progress: Progress, questions: Sequence[Any] = questions, size: int = size) -> PartResult:
-                return bfcl.evaluate_category(generator, questions, config, available=size, progress=progress)
-
-            parts.append(Part(f"{bfcl.BENCHMARK}/{category}", len(questions), run_category))
+        parts += [_bfcl_part(category, config) for category in CATEGORIES]
     return parts, missing
+
+
+def _held_out_part(split: str, found: Sequence[Instance], config: EvaluationConfig) -> Part:
+    chosen = held_out.choose(found, config.instances_per_split, config.seed)
+
+    def run(generator: Generator, progress: Progress) -> PartResult:
+        items, rows = held_out.evaluate_split(generator, chosen, config, progress=progress)
+        return items, [row | {"available": len(found)} for row in rows]
+
+    return Part(f"{held_out.BENCHMARK}/{split}", len(chosen) * (config.samples + 1), run)
+
+
+def _bfcl_part(category: str, config: EvaluationConfig) -> Part:
+    known = read_category(category)
+    chosen = choose(known, config.bfcl_items_per_category, config.seed)
+
+    def run(generator: Generator, progress: Progress) -> PartResult:
+        return bfcl.evaluate_category(generator, chosen, config, available=len(known), progress=progress)
+
+    return Part(f"{bfcl.BENCHMARK}/{category}", len(chosen), run)
 
 
 def _shifted(log: RunLog, before: int, overall: int) -> Progress:
@@ -142,13 +148,13 @@ def _shifted(log: RunLog, before: int, overall: int) -> Progress:
     return progress
 
 
-def _kept(folder: Path, part: Part, progress: Progress) -> PartResult:
+def _kept(folder: Path, part: Part, generator: Generator, progress: Progress) -> PartResult:
     """A part's result: from the folder where an interrupted run left it, else run and kept there."""
     stem = content_hash(part.name)
     table, scores = folder / f"{stem}.parquet", folder / f"{stem}.json"
     if scores.exists():  # written last
         return read_items(table), json.loads(scores.read_text("utf-8"))
-    items, rows = part.run(progress)
+    items, rows = part.run(generator, progress)
     folder.mkdir(exist_ok=True)
     write_items(table, items)
     write_atomically(scores, json.dumps(rows, ensure_ascii=False))

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
 from awpo.events import Progress, silent
 from awpo.types import Completion
-from evaluation.bfcl.data import CATEGORIES, LIVE_AST, NON_LIVE_AST, SOURCE, VERSION, BfclItem, choose, read_category
+from evaluation.bfcl.data import LIVE_AST, NON_LIVE_AST, SOURCE, VERSION, BfclItem
 from evaluation.bfcl.process import CheckerProcess
-from evaluation.generate import Generated, Generator
 from evaluation.items import GREEDY, Item, ScoreRow, is_empty, score_rows
 from evaluation.statistics import weighted_mean
+
+if TYPE_CHECKING:
+    from evaluation.generate import Generated, Generator
 
 BENCHMARK = "bfcl"
 PROTOCOL = f"bfcl-eval {VERSION}, single turn, native template, JSON Schema tools, dotted names"
@@ -86,15 +88,6 @@ def _item(checker: CheckerProcess, item: BfclItem, answer: Generated) -> Item:
         finish=answer.finish,
         detail=f"{verdict['error_type']} {verdict['error']}".strip()[:300],
     )
-
-
-def chosen_items(config: EvaluationConfig) -> dict[str, tuple[list[BfclItem], int]]:
-    """By category: the items to run, and how many there are in all."""
-    chosen: dict[str, tuple[list[BfclItem], int]] = {}
-    for category in CATEGORIES:
-        items = read_category(category)
-        chosen[category] = choose(items, config.bfcl_items_per_category, config.seed), len(items)
-    return chosen
 
 
 def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

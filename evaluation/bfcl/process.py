@@ -19,6 +19,7 @@ from evaluation.bfcl.data import INSTALL, BfclItem
 ITEM_SECONDS = 10.0
 START_SECONDS = 60.0
 LONGEST_ANSWER = 1 << 16
+_PIPE_PIECE = select.PIPE_BUF  # what a pipe that can be written to takes without blocking
 # What of our environment the process sees; no key or token is among it.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
 # Its answer is known: asked at the start, it tells whether the package could be imported.
@@ -79,6 +80,7 @@ class CheckerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                bufsize=0,
                 cwd=home,
                 env=environment,
             )
@@ -104,17 +106,19 @@ class CheckerProcess:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             return "not_started"
-        try:
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-        except OSError:
-            return "ended"
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+        unsent = memoryview(json.dumps(job).encode() + b"\n")
+        while unsent:  # a process that does not read must not block us: the pipe holds 64 KiB
+            if not select.select([], [process.stdin], [], max(0.0, deadline - time.monotonic()))[1]:
                 return "time_limit"
-            piece = os.read(process.stdout.fileno(), 1 << 16)
+            try:
+                unsent = unsent[os.write(process.stdin.fileno(), unsent[:_PIPE_PIECE]) :]
+            except OSError:
+                return "ended"
+        while b"\n" not in self._rest:
+            if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return "time_limit"
+            piece = os.read(process.stdout.fileno(), LONGEST_ANSWER)
             if not piece:
                 return "ended"
             self._rest += piece
