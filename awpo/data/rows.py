@@ -11,7 +11,7 @@ import codecs
 import gzip
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,8 @@ class Rows:
 
     def __init__(self, source: Path) -> None:
         self._files = data_files(source)
-        self._current: IO[bytes] | None = None
         self._before = 0
+        self._position: Callable[[], int] = int
         try:
             self.total = sum(file.stat().st_size for file in self._files)
         except OSError as error:
@@ -75,16 +75,18 @@ class Rows:
     @property
     def done(self) -> int:
         """Bytes read so far, of the files as they lie on disk (0 to `total`)."""
-        return self._before + (self._current.tell() if self._current is not None else 0)
+        return self._before + self._position()
 
     def __iter__(self) -> Iterator[Row]:
         for path in self._files:
             try:
                 with open(path, "rb") as file:
-                    self._current = file
-                    yield from _rows_of(path, file)
-                    self._current = None
-                    self._before += path.stat().st_size
+                    self._position = file.tell
+                    try:
+                        yield from self._rows_of(path, file)
+                    finally:
+                        self._before += self._position()
+                        self._position = int
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise UserError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
             except OSError as error:
@@ -92,33 +94,55 @@ class Rows:
                     f"cannot read {path}: {error.strerror or error}; check that it is a file you may read"
                 ) from None
 
-
-def _rows_of(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    with ExitStack() as stack:
-        head = file.read(4)
-        file.seek(0)
-        if head[:2] == b"\x1f\x8b":
-            file = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+    def _rows_of(self, path: Path, file: IO[bytes]) -> Iterator[Row]:
+        with ExitStack() as stack:
             head = file.read(4)
             file.seek(0)
-        if head == b"PAR1":
-            yield from _parquet_rows(path, file, stack)
-            return
-        start = file.read(4096)
-        file.seek(0)
-        if not start.strip():
-            raise UserError(f"{path} is empty; give a file that holds rows")
-        if b"\0" in start:
-            raise UserError(f"{path} is a binary file of another kind; give a JSON, JSON-lines or parquet file")
-        first = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-        if first == b"[":
-            yield from _array_rows(path, file)
-        elif first == b"{":
-            yield from _line_rows(path, file)
-        else:
-            raise UserError(
-                f"{path} begins with {start[:20]!r}; give a JSON array of rows, JSON lines (an object a line) or parquet"
-            )
+            if head[:2] == b"\x1f\x8b":
+                file = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+                head = file.read(4)
+                file.seek(0)
+            if head == b"PAR1":
+                yield from self._parquet_rows(path, file, stack)
+                return
+            start = file.read(4096)
+            file.seek(0)
+            if not start.strip():
+                raise UserError(f"{path} is empty; give a file that holds rows")
+            if b"\0" in start:
+                raise UserError(f"{path} is a binary file of another kind; give a JSON, JSON-lines or parquet file")
+            first = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+            if first == b"[":
+                yield from _array_rows(path, file)
+            elif first == b"{":
+                yield from _line_rows(path, file)
+            else:
+                raise UserError(
+                    f"{path} begins with {start[:20]!r}; give a JSON array of rows, JSON lines (an object a line) or parquet"
+                )
+
+    def _parquet_rows(self, path: Path, file: IO[bytes], stack: ExitStack) -> Iterator[Row]:
+        if isinstance(file, gzip.GzipFile):  # parquet needs to seek, which in gzip means to unpack from the start
+            unpacked: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            while chunk := file.read(CHUNK):
+                unpacked.write(chunk)
+            unpacked.seek(0)
+            file = unpacked
+        try:
+            parquet = stack.enter_context(pq.ParquetFile(file))
+            _refuse_lossy_structs(path, parquet.schema_arrow)
+            number, size, total = 0, path.stat().st_size, max(parquet.metadata.num_rows, 1)
+            # Parquet is read from its end: the place in the file says nothing, the rows do.
+            self._position = lambda: size * number // total
+            for batch in parquet.iter_batches(batch_size=PARQUET_BATCH):
+                for value in batch.to_pylist():
+                    yield Row(path.name, number, value)
+                    number += 1
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path} is not a whole parquet file ({reason}); fetch it again") from None
+        if number == 0:
+            raise UserError(f"{path} holds no rows; give a file that holds rows")
 
 
 def _line_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
@@ -132,12 +156,12 @@ def _line_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
             text = line.decode("utf-8")
             value, end, fault = decoder.raw_decode(text)
             if end != len(text):
-                value, fault = None, f"more text follows the JSON value: {text[end : end + 20]!r}"
+                fault = f"more text follows the JSON value: {text[end : end + 20]!r}"
         except UnicodeDecodeError:
             fault = "the line is not UTF-8"
         except ValueError as error:
             fault = str(error)
-        yield Row(path.name, number, value, fault)
+        yield Row(path.name, number, None if fault else value, fault)
         number += 1
 
 
@@ -207,28 +231,6 @@ def _array_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
             )
     if window.next_character():
         raise UserError(f"{path}: text follows the array's end; give JSON lines or one array")
-
-
-def _parquet_rows(path: Path, file: IO[bytes], stack: ExitStack) -> Iterator[Row]:
-    if isinstance(file, gzip.GzipFile):  # parquet needs to seek, which in gzip means to unpack from the start
-        unpacked: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        while chunk := file.read(CHUNK):
-            unpacked.write(chunk)
-        unpacked.seek(0)
-        file = unpacked
-    try:
-        parquet = stack.enter_context(pq.ParquetFile(file))
-        _refuse_lossy_structs(path, parquet.schema_arrow)
-        number = 0
-        for batch in parquet.iter_batches(batch_size=PARQUET_BATCH):
-            for value in batch.to_pylist():
-                yield Row(path.name, number, value)
-                number += 1
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is not a whole parquet file ({reason}); fetch it again") from None
-    if number == 0:
-        raise UserError(f"{path} holds no rows; give a file that holds rows")
 
 
 def _refuse_lossy_structs(path: Path, schema: pa.Schema) -> None:

@@ -115,15 +115,14 @@ def _parse_expression(text: str) -> tuple[dict[str, Any], bool]:
     if head == "callable":
         return {"type": "string"}, False
     arguments = _split_arguments(inner) if inner else []
+    if head == "literal" and arguments:
+        return {"type": "string", "enum": [argument.strip("'\"") for argument in arguments]}, False
     parsed = [_parse_expression(argument)[0] for argument in arguments if argument not in ("...", "")]
     if head == "optional" and len(parsed) == 1:
         return parsed[0], True
     if head == "union" and parsed:
         options = [option for option in parsed if option != {"type": "null"}]
         return _any_of(options or parsed), len(options) < len(parsed)
-    if head == "literal" and arguments:
-        values = [argument.strip("'\"") for argument in arguments]
-        return {"type": "string", "enum": values}, False
     word = TYPE_WORDS.get(head)
     if word == "array":
         return ({"type": "array", "items": _any_of(parsed)} if parsed else {"type": "array"}), False

@@ -163,7 +163,8 @@ def write_instances(folder: Path, instances: Iterable[Instance]) -> int:
 @functools.lru_cache(maxsize=512)
 def _read_tools(text: str) -> tuple[Tool, ...]:
     # All steps of a dialogue offer the same tools: most texts are seen several times in a row.
-    return tuple(Tool.from_json(tool) for tool in strict_json.parse(text))
+    functions = [tool["function"] for tool in strict_json.parse(text)]
+    return tuple(Tool(function["name"], function["description"], function["parameters"]) for function in functions)
 
 
 def _instance(row: dict[str, Any]) -> Instance:
@@ -247,7 +248,7 @@ def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iter
                     for row in table.to_pylist():
                         yield _instance(row)
                         number += 1
-            except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError) as error:
+            except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(
                     f"{shard} is damaged after {number} instances ({reason}); redo the stage that wrote it"
