@@ -22,12 +22,12 @@ from awpo.judge_text import (
     NO_CALL,
     WORD,
     informedness,
-    mean,
     names_in,
     normalise,
     overlap_f1,
     values_mentioned,
     variety,
+    without_names,
     words_present,
 )
 from awpo.types import Completion, Instance, ToolCall, content_hash
@@ -66,22 +66,23 @@ class RubricJudge:
 
     score = sum of WEIGHTS x criterion, each criterion in [0, 1]:
 
-    coherence        does the thought lead to the action that follows it? With calls: mean of how well it names just
-                     the tools that are called and of how many of their arguments' values it mentions. With a reply:
-                     it says that it asks, answers, or has no tool. Halved where it says the opposite as well; 0
-                     where no action can be read; scaled down where the thought runs in a loop (less than 80% of its
-                     word triples differ, and less than the reference's).
-    correctness      F1 of its content words and values, with their counts, against the reference rationale.
-    appropriateness  the same as coherence, but towards the reference action: it names just the reference's tools
-                     (where the reference calls none: those its rationale names), and mentions the reference
-                     arguments' values (where it calls none: also says that it does not call, else 0).
+    coherence        does the thought lead to the action that follows it? With calls: how well it names just the
+                     tools that are called, times (1 + how many of their arguments' values it mentions) / 2. With a
+                     reply: it says that it asks, answers, or has no tool. Halved where it says the opposite as
+                     well; 0 where no action can be read; scaled down where the thought runs in a loop (less than
+                     80% of its word triples differ, and less than the reference's).
+    correctness      F1 of its content words and values, with their counts, against the reference rationale's; the
+                     names of tools left out that the reference names.
+    appropriateness  the same as coherence, but towards the reference action: it names just the reference's tools,
+                     times (1 + how many of the reference arguments' values it mentions) / 2; where the reference
+                     calls none, it names just the tools that the rationale names, and says that it does not call.
 
     How well a thought names tools: the share of the right ones that it names minus the share of the others on offer
     that it names, at least 0, so that naming all of them earns nothing; others that the reference names too, be it
     as plain words, are neither right nor wrong. How many values: the share of all that it mentions over the share
-    that the reference rationale mentions, at most 1; where that mentions none, values don't count. Scores that a
-    thought awards itself are words that the reference lacks. Only coherence looks at what the completion does, and
-    only to compare it with what the thought says: whether the action is right is the outcome reward's matter.
+    that the reference rationale mentions, at most 1 (and 1 where that mentions none). Scores that a thought awards
+    itself are words that the reference lacks. Only coherence looks at what the completion does, and only to compare
+    it with what the thought says: whether the action is right is the outcome reward's matter.
 
     No thought at all scores 0; an instance without a reference rationale NaN.
     """
@@ -104,12 +105,12 @@ class RubricJudge:
         if not words:
             return dict.fromkeys(WEIGHTS, 0.0)
         target = instance.target
-        expected = values_mentioned(target.tool_calls, words_present(rationale)) if target.tool_calls else 1.0
         present = words_present(thought)
+        expected = values_mentioned(target.tool_calls, words_present(rationale)) if target.tool_calls else 1.0
 
-        def mentions(calls: Sequence[ToolCall]) -> float | None:
+        def mentions(calls: Sequence[ToolCall]) -> float:
             share = values_mentioned(calls, present)
-            return min(1.0, share / expected) if share is not None and expected else None
+            return min(1.0, share / expected) if share is not None and expected else 1.0
 
         offered = tuple(tool.name.casefold() for tool in instance.tools)
         named, reference_named = names_in(thought, offered), names_in(rationale, offered)
@@ -120,7 +121,7 @@ class RubricJudge:
         if completion.tool_calls:
             called = {call.name.casefold() for call in completion.tool_calls}
             own_named = named | {name for name in called.difference(offered) if name in thought}
-            coherence = mean(informedness(own_named, called, others), mentions(completion.tool_calls))
+            coherence = informedness(own_named, called, others) * (1 + mentions(completion.tool_calls)) / 2
             coherence *= 0.5 if refuses else 1.0
         elif completion.calls_malformed or not completion.content:
             coherence = 0.0
@@ -129,14 +130,16 @@ class RubricJudge:
 
         if target.tool_calls:
             due = {call.name.casefold() for call in target.tool_calls}
-            appropriateness = mean(informedness(named, due, others), mentions(target.tool_calls))
+            appropriateness = informedness(named, due, others) * (1 + mentions(target.tool_calls)) / 2
             appropriateness *= 0.5 if refuses else 1.0
         else:
             appropriateness = informedness(named, reference_named, others) * refuses * (0.5 if calls_out else 1.0)
 
         return {
             "coherence": coherence * min(1.0, variety(words) / min(_VARIED, variety(reference_words))),
-            "correctness": overlap_f1(words, reference_words),
+            "correctness": overlap_f1(
+                *(WORD.findall(without_names(text, reference_named)) for text in (thought, rationale))
+            ),
             "appropriateness": appropriateness,
         }
 

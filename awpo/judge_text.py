@@ -49,6 +49,11 @@ def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
 
+def without_names(text: str, names: set[str]) -> str:
+    """The text with the names taken out."""
+    return _name_pattern(tuple(sorted(names))).sub(" ", text) if names else text
+
+
 def names_in(text: str, names: tuple[str, ...]) -> set[str]:
     """Which of the names occur in the text as whole words; of names that overlap, the longest."""
     return set(_name_pattern(names).findall(text)) - {""}
@@ -80,10 +85,6 @@ def values_mentioned(calls: Sequence[ToolCall], present: set[str]) -> float | No
             if words:
                 shares.append(sum(word in present for word in words) / len(words))
     return sum(shares) / len(shares) if shares else None
-
-
-def mean(first: float, second: float | None) -> float:
-    return first if second is None else (first + second) / 2
 
 
 def overlap_f1(words: list[str], reference: list[str]) -> float:

@@ -7,7 +7,9 @@ R_out = R_format + R_correct, after ToolRL (arXiv 2504.13958). Two modes:
 `compat`  ToolRL's: its exact layout, newline for newline; values compared with Python's `==` (true equals 1);
           calls matched greedily in the reference's order; where no call is due R_correct is 0 whatever was done.
 
-All functions are pure. Nothing here looks at the thought's quality: that is the judge's (see `awpo.judge`).
+Both modes read the calls with `parse_completion`; ToolRL's own reader differs on broken completions only (it finds a
+call inside a thought that was never closed, and wants each call on one line). All functions are pure, and none looks
+at how good the thought is: that is the judge's matter (see `awpo.judge`).
 """
 
 from __future__ import annotations
