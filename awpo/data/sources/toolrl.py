@@ -119,9 +119,10 @@ def _read_system(text: str) -> tuple[str, tuple[Tool, ...]]:
     listing, tail = (rest[: first.start()], rest[first.start() :]) if first else (rest, "")
     kept = [head.strip()]
     sections = list(_SECTION.finditer(tail))
-    for match, following in zip(sections, [*sections[1:], None], strict=True):
-        if match[1] not in _LAYOUT_SECTIONS:
-            kept.append(tail[match.start() : following.start() if following else len(tail)].strip())
+    ends = [*(section.start() for section in sections[1:]), len(tail)]
+    for section, end in zip(sections, ends, strict=False):  # no section, and `ends` still holds the text's end
+        if section[1] not in _LAYOUT_SECTIONS:
+            kept.append(tail[section.start() : end].strip())
     return "\n\n".join(part for part in kept if part), _read_tools(listing)
 
 
