@@ -76,7 +76,12 @@ def _row(instance: Instance) -> dict[str, Any]:
             "rationale": instance.rationale,
         }
         for name in ("source", "dialogue_id", "rationale"):
-            strict_json.dump(row[name])  # refuses a lone surrogate with a reason, where parquet only fails
+            (row[name] or "").encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(
+            f"instance {instance.id} of dialogue {instance.dialogue_id!r} cannot be stored: a text holds a lone "
+            "surrogate, which no file can hold; mend its source"
+        ) from None
     except ValueError as error:
         raise UserError(
             f"instance {instance.id} of dialogue {instance.dialogue_id!r} cannot be stored: {error}; mend its source"

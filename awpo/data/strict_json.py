@@ -2,8 +2,8 @@
 
 Refused: a key given twice (Python keeps the last), NaN and Infinity (not JSON), a number too large for a float
 (Python makes it infinite), a lone surrogate (not UTF-8, so no file can hold it), and nesting past the
-interpreter's limit. Kept exactly: the order of keys, integers of any size, floats (shortest form that reads back
-equal), text of any language.
+interpreter's limit. Kept exactly: the order of keys, integers (up to Python's limit of 4,300 digits), floats
+(shortest form that reads back equal), text of any language.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 import json
 import math
 from typing import Any
+
+_SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class StrictDecoder:
@@ -93,7 +96,7 @@ def dump(value: Any, *, spaced: bool = False) -> str:
     Raises ValueError, with the reason, where the value is not sound JSON.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=None if spaced else (",", ":"))
+        text = (_SPACED if spaced else _COMPACT).encode(value)
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("a string holds a lone surrogate, which no file can hold") from None
