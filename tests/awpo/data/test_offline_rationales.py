@@ -23,6 +23,16 @@ TOOLS = (
     tool("get_weather", "Get the weather of a city.", "city", "day", city="Name of the city", day="Day of the week"),
     tool("set_alarm", "Set an alarm.", "time", "label", time="Time as HH:MM", label="What it is for"),
     tool("get_news", "NASA news.", "topic"),
+    Tool(
+        "add_to_cart",
+        "Put a product in the cart.",
+        {
+            "type": "object",
+            "properties": {"item": {"type": "string"}, "quantity": {"type": "integer"}},
+            "required": ["item", "quantity"],
+        },
+    ),
+    tool("send_text", "Text a message to a number.", "recipient", "body"),
 )
 
 
@@ -91,6 +101,10 @@ def test_a_reply_to_a_result() -> None:
         ("How is the weather?", "Which city do you mean?", "The user gave no city for get_weather, so I ask for it."),
         ("The weather in Rome", "Please tell me the day.", "The user gave no day for get_weather, so I ask for it."),
         ("Weather for the city of Rome", "When?", "The user gave no day for get_weather, so I ask for it."),
+        ("Add it to my cart", "How many?", "The user gave no quantity for add_to_cart, so I ask for it."),
+        ("Put 3 in my cart", "Of which product?", "The user gave no item for add_to_cart, so I ask for it."),
+        ("Text someone", "What should it say?", "The user gave no body for send_text, so I ask for it."),
+        ("Text to 5835", "For whom is it?", "The user gave no recipient for send_text, so I ask for it."),
         ("Hello", "How are you?", "The request leaves something open, so I ask."),
     ],
 )
