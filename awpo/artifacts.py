@@ -26,6 +26,9 @@ from awpo.types import content_hash
 
 MANIFEST = "manifest.json"
 IN_PROGRESS = ".in_progress"
+# What `awpo.processes` puts into a worker's run folder, which is the stage's: there before the stage is opened, kept
+# when it is emptied, no part of the result.
+WORKER_FILES = ("job.json", "log.txt", "events.jsonl")
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -130,7 +133,9 @@ class Stage:
         self.manifest.outputs = {
             file.relative_to(self.folder).as_posix(): file_hash(file)
             for file in sorted(self.folder.rglob("*"))
-            if file.is_file() and not any(p.startswith(".") for p in file.relative_to(self.folder).parts)
+            if file.is_file()
+            and file.relative_to(self.folder).as_posix() not in WORKER_FILES
+            and not any(p.startswith(".") for p in file.relative_to(self.folder).parts)
         }
         self.manifest.seconds = round(time.monotonic() - self._start, 3)
         text = json.dumps(self.manifest.to_json(), indent=2, ensure_ascii=False, default=str)
@@ -161,10 +166,11 @@ def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mappi
     try:
         if marker.exists() and marker.read_text("utf-8") == stage.manifest.fingerprint:
             stage.resumed = True
-        elif folder.is_dir() and any(folder.iterdir()):
+        elif folder.is_dir() and (found := [path for path in folder.iterdir() if path.name not in WORKER_FILES]):
             if not known and not marker.exists():
                 raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
-            shutil.rmtree(folder)
+            for path in found:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(marker, stage.manifest.fingerprint)
     except OSError as error:

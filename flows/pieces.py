@@ -19,13 +19,13 @@ from awpo.methods import get_method
 from awpo.models import resolve_model
 from flows.environment import set_hub_offline
 from flows.parameters import PipelineSettings
-from tasks.comparison import Subject
+from tasks.comparison import Subject, compare, write_report
 from tasks.data import decompose, write_corpus, write_rationales
 from tasks.evaluation import evaluate, measure_pass_at_k
 from tasks.layout import Cell, Layout
 from tasks.model import build_model
 from tasks.progress import say
-from tasks.tracking import Tracking
+from tasks.tracking import TrackedRun, Tracking
 from tasks.training import train_policy, train_sft
 
 # Two heavy processes at a time, one thread each, or one with two: more threads than cores spin against each other.
@@ -200,3 +200,25 @@ def _error_of(future: PrefectFuture[Any]) -> BaseException | None:
         return None
     found = future.result(raise_on_failure=False) if state.is_final() else None
     return found if isinstance(found, BaseException) else RuntimeError(state.message or f"ended {state.name}")
+
+
+def conclude(
+    settled: Settled, layout: Layout, tracking: Tracking, run: TrackedRun, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Compares and reports what there is, and hangs it on the parent run; returns the rows of summary.json."""
+    if not settled.subjects:
+        return []
+    rows = compare(settled.subjects, layout.summary, tracking)
+    missing = [f"Without a result: {failure}" for failure in settled.failures]
+    write_report(settled.subjects, layout.report, [*notes, *missing])
+    run.artifact(layout.report)
+    run.artifact(layout.summary)
+    several = len({(row["model"], row["seed"]) for row in rows}) > 1
+    run.metrics(
+        {
+            f"accuracy/{row['method']}" + (f"/{row['model']}/seed-{row['seed']}" if several else ""): row["accuracy"]
+            for row in rows
+            if row["accuracy"] is not None
+        }
+    )
+    return rows

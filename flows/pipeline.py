@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
 from pathlib import Path
@@ -13,9 +13,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
-from flows.pieces import AT_ONCE, fit_evaluation, make_start, measure_start, prepare_instances, settle, submit_methods
+from flows.pieces import (
+    AT_ONCE,
+    conclude,
+    fit_evaluation,
+    make_start,
+    measure_start,
+    prepare_instances,
+    settle,
+    submit_methods,
+)
 from tasks.cancellation import stops_its_tasks
-from tasks.comparison import compare, write_report
 from tasks.layout import Layout
 from tasks.parents import parent_run
 
@@ -88,15 +96,16 @@ def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline
         pass_at = measure_start(start, tracking)
         pending = submit_methods(start, tracking)
         settled = settle(pending)
-        rows: list[dict[str, Any]] = []
-        if settled.subjects:
-            rows = compare(settled.subjects, layout.summary, tracking)
-            write_report(settled.subjects, layout.report, tracking)
-            run.artifact(layout.report)
-            run.artifact(layout.summary)
-            run.metrics({f"accuracy/{row['method']}": row["accuracy"] for row in rows} | pass_at)
+        run.metrics(pass_at)
+        rows = conclude(settled, layout, tracking, run, pass_at_notes(pass_at))
         settled.raise_failures(len(pending))
     return {"out": str(out), "run_id": run.run_id, "methods": rows, "pass_at": pass_at, "report": str(layout.report)}
+
+
+def pass_at_notes(pass_at: dict[str, float]) -> list[str]:
+    """What the report says of the start of policy training."""
+    found = ", ".join(f"{name} {value:.3f}" for name, value in pass_at.items())
+    return [f"Before policy training, on the validation split at the training temperature: {found}."] if found else []
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
 from pathlib import Path
@@ -42,7 +42,7 @@ def prepare_data(
         where = Path(source) if source else write_corpus(layout.corpus, corpus, tracking)
         instances = decompose(where, layout.instances, format, tracking)
         manifest = read_manifest(instances)
-    return {"instances": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
+    return {"folder": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
 
 
 if __name__ == "__main__":

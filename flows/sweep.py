@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
 from pathlib import Path
@@ -18,6 +18,7 @@ from flows.pieces import (
     Failure,
     Pending,
     Settled,
+    conclude,
     fit_evaluation,
     make_start,
     measure_start,
@@ -26,7 +27,6 @@ from flows.pieces import (
     submit_methods,
 )
 from tasks.cancellation import stops_its_tasks
-from tasks.comparison import compare, write_report
 from tasks.layout import Layout
 from tasks.parents import parent_run
 from tasks.tracking import TrackedRun, Tracking
@@ -123,13 +123,7 @@ def run_cells(
     pending: list[Pending] = [item for start in starts for item in submit_methods(start, tracking)]
     settled = settle(pending)
     settled.failures[:0] = failures
-    rows: list[dict[str, Any]] = []
-    if settled.subjects:
-        rows = compare(settled.subjects, layout.summary, tracking)
-        write_report(settled.subjects, layout.report, tracking)
-        run.artifact(layout.report)
-        run.artifact(layout.summary)
-        run.metrics({f"accuracy/{row['model']}/{row['method']}/seed-{row['seed']}": row["accuracy"] for row in rows})
+    rows = conclude(settled, layout, tracking, run, [])
     return settled, rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
 from pathlib import Path
@@ -42,7 +42,7 @@ def synthesize_rationales(
             folder = decompose(write_corpus(layout.corpus, QUICK.corpus, tracking), folder, "auto", tracking)
         result = write_rationales(folder, layout.rationales, rationales, tracking)
         manifest = read_manifest(result)
-    return {"rationales": str(result), "run_id": run.run_id, **(manifest.counts if manifest else {})}
+    return {"folder": str(result), "run_id": run.run_id, **(manifest.counts if manifest else {})}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
 from datetime import timedelta
@@ -21,7 +21,7 @@ SILENCE = timedelta(seconds=90)
 def crash_zombie_runs() -> None:
     """Creates the automation where it is missing: a run that sent heartbeats and falls silent becomes Crashed."""
     try:
-        Automation.read(name=NAME)
+        Automation.read(name=NAME)  # type: ignore[unused-coroutine]  # a coroutine only in an event loop
         return
     except ValueError:
         pass

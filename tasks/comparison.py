@@ -6,16 +6,20 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.artifacts import read_manifest, write_atomically
+from awpo.events import METRICS, Tail
 from tasks.evaluation import find_score, read_scores
 from tasks.stage_run import show_table
 from tasks.tracking import RunFile, Tracking
 from tasks.training import read_summary
+
+if TYPE_CHECKING:
+    from evaluation.report import RunSummary
 
 # The split that methods are compared on: the first of these that was evaluated.
 MAIN_SPLITS = ("test_phrasings", "test", "test_tools", "validation")
@@ -160,8 +164,34 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @task(name="report", task_run_name="write report", cache_policy=NO_CACHE)
-def write_report(subjects: list[Subject], out: Path, tracking: Tracking) -> Path:
+def write_report(subjects: list[Subject], out: Path, notes: list[str]) -> Path:
     """One self-contained HTML file with tables and curves of all subjects; returns its path."""
     from evaluation import report
 
-    raise RuntimeError(f"{report} {out}")
+    return report.write_report(out, [run_summary(subject) for subject in subjects], notes=notes)
+
+
+def run_summary(subject: Subject) -> RunSummary:
+    """What the report knows of a subject, from the files that its stages left."""
+    from evaluation.report import RunSummary
+
+    trained, evaluated = read_manifest(subject.trained), read_manifest(subject.evaluation)
+    manifests = {"training": trained, "evaluation": evaluated}
+    start = f" from {subject.init}" if subject.init != "sft" and subject.method not in ("base", "sft") else ""
+    return RunSummary(
+        name=f"{subject.method}{start} · {subject.model} · seed {subject.seed}",
+        method=subject.method,
+        model=subject.model,
+        seed=subject.seed,
+        init=subject.init,
+        # SFT's loss is of another kind than a policy's; curves are compared between policies.
+        metrics=[] if subject.method in ("base", "sft") else list(Tail(subject.trained / METRICS)),
+        scores=read_scores(subject.evaluation),
+        seconds=trained.seconds if trained else None,
+        provenance={
+            name: {"inputs": manifest.inputs, "config": manifest.config, "code": manifest.code}
+            for name, manifest in manifests.items()
+            if manifest
+        },
+        evaluation=subject.evaluation,
+    )

@@ -1,0 +1,270 @@
+"""Runs in a real SQLite store of MLflow: what stands in them, that they are found again, how they end."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from awpo.artifacts import open_stage
+from awpo.errors import UserError
+from tasks import tracking as module
+from tasks.tracking import (
+    RunFile,
+    TrackedRun,
+    Tracking,
+    close_abandoned_runs,
+    connect,
+    ended_truly,
+    open_run,
+    shorten,
+    work_identity,
+)
+
+
+def begin(tracking: Tracking, folder: Path, work: str = "w", name: str = "stage") -> TrackedRun:
+    return open_run(tracking, name, folder, work, {})
+
+
+def finish_stage(folder: Path, config: dict[str, int]) -> None:
+    with open_stage(folder, "sft", {}, config) as stage:
+        (folder / "out.txt").write_text("x")
+        stage.finish()
+
+
+def test_store_is_sqlite_under_the_runs_folder(tracking: Tracking, tmp_path: Path) -> None:
+    assert tracking.uri == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
+    assert connect().experiment_id == tracking.experiment_id
+    artifact_location = tracking.client().get_experiment(tracking.experiment_id).artifact_location
+    assert artifact_location == (tmp_path / "runs" / "mlartifacts").as_uri()
+
+
+def test_an_unreachable_store_is_for_the_person_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    before = mlflow.get_tracking_uri()
+    try:
+        with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+            connect()
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+def test_a_deleted_experiment_is_taken_up_again(tracking: Tracking) -> None:
+    tracking.client().delete_experiment(tracking.experiment_id)
+    again = connect()
+    assert again.experiment_id == tracking.experiment_id
+    assert again.client().get_experiment(again.experiment_id).lifecycle_stage == "active"
+
+
+def test_parameters_of_any_length_and_number(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    values = {f"key.{number}": number for number in range(250)} | {"long": "x" * 20_000, "nested": {"a": [1, 2]}}
+    run.parameters({**values, "method": "awpo", "seed": 3})
+    found = tracking.client().get_run(run.run_id).data.params
+    assert len(found) == 254
+    assert found["method"] == "awpo"
+    assert len(found["long"]) <= 6000
+    assert "20000 characters" in found["long"]
+
+
+def test_shortened_values_stay_different() -> None:
+    assert shorten("x" * 7000 + "a") != shorten("x" * 7000 + "b")
+    assert shorten("short") == "short"
+
+
+def test_a_parameter_that_stands_is_not_changed_on_resume(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    run.parameters({"a": 1})
+    run.parameters({"a": 2, "b": 3})  # MLflow itself would raise
+    assert tracking.client().get_run(run.run_id).data.params == {"a": "1", "b": "3"}
+
+
+def test_config_is_an_artifact_and_flat_parameters(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    config = {"policy": {"steps": 4, "judge": {"kind": "rubric"}}, "path": tmp_path}
+    run.config(config)
+    assert tracking.client().get_run(run.run_id).data.params["policy.judge.kind"] == "rubric"
+    stored = json.loads(Path(tracking.client().download_artifacts(run.run_id, "config.json")).read_text())
+    assert stored["policy"] == config["policy"]
+
+
+def test_values_that_are_not_finite_numbers_are_skipped_and_counted(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    run.metrics({"good": 1.5, "nan": math.nan, "inf": math.inf, "text": "x", "truth": True, "none": None}, step=2)
+    stored = tracking.client().get_run(run.run_id)
+    assert stored.data.metrics == {"good": 1.5}
+    assert stored.data.tags["awpo.metrics_skipped"] == "5"
+
+
+def test_metric_names_that_mlflow_refuses_are_made_acceptable(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    run.metrics({"bfcl/live_ast (python)/accuracy": 0.5})
+    assert tracking.client().get_run(run.run_id).data.metrics == {"bfcl/live_ast _python_/accuracy": 0.5}
+
+
+def test_inputs_bear_the_content_hash(tracking: Tracking, tmp_path: Path) -> None:
+    source = tmp_path / "data.json"
+    source.write_text("[1]")
+    run = begin(tracking, tmp_path / "s")
+    run.inputs({"source": source, "absent": tmp_path / "absent"})
+    run.inputs({"source": source})
+    [found] = tracking.client().get_run(run.run_id).inputs.dataset_inputs
+    first = found.dataset.digest
+    source.write_text("[2]")
+    other = begin(tracking, tmp_path / "t")
+    other.inputs({"source": source})
+    [second] = tracking.client().get_run(other.run_id).inputs.dataset_inputs
+    assert second.dataset.digest != first
+    assert found.dataset.name == "source"
+
+
+def test_checkpoints_are_models_by_path(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "s")
+    model_id = run.checkpoint("embedded-1m-awpo", tmp_path / "s" / "checkpoint", {"method": "awpo"}, step=7)
+    client = tracking.client()
+    model = client.get_logged_model(model_id)
+    assert model.status == "READY"
+    assert model.params["path"] == str(tmp_path / "s" / "checkpoint")
+    assert client.get_run(run.run_id).outputs.model_outputs[0].model_id == model_id
+
+
+def test_a_table_is_logged_once(tracking: Tracking, tmp_path: Path) -> None:
+    import pandas as pd
+
+    run = begin(tracking, tmp_path / "s")
+    for _ in range(2):  # MLflow would append the second time
+        run.table(pd.DataFrame({"correct": [True, False]}), "items.json")
+    stored = json.loads(Path(tracking.client().download_artifacts(run.run_id, "items.json")).read_text())
+    assert len(stored["data"]) == 2
+
+
+class TestTheSameWorkSpeaksOfTheSameRun:
+    def test_a_finished_stage_keeps_its_run(self, tracking: Tracking, tmp_path: Path) -> None:
+        folder = tmp_path / "sft"
+        first = begin(tracking, folder, "work-a")
+        finish_stage(folder, {"steps": 1})
+        first.end("FINISHED")
+        again = begin(tracking, folder, "work-a")
+        assert again.run_id == first.run_id
+        assert again.file.complete
+        assert tracking.client().get_run(again.run_id).info.status == "FINISHED"
+
+    def test_an_interrupted_stage_goes_on_in_its_run(self, tracking: Tracking, tmp_path: Path) -> None:
+        folder = tmp_path / "sft"
+        first = begin(tracking, folder, "work-a")
+        with open_stage(folder, "sft", {}, {}):
+            pass  # opened, never finished
+        first.end("KILLED")
+        again = begin(tracking, folder, "work-a")
+        assert again.run_id == first.run_id
+        assert tracking.client().get_run(again.run_id).info.status == "RUNNING"
+
+    @pytest.mark.parametrize("change", ["other work", "folder gone", "run deleted", "other store", "file broken"])
+    def test_anything_else_is_a_new_run(
+        self, change: str, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "sft"
+        first = begin(tracking, folder, "work-a")
+        finish_stage(folder, {})
+        first.end("FINISHED")
+        work = "work-a"
+        if change == "other work":
+            work = "work-b"
+        elif change == "folder gone":
+            (folder / "manifest.json").unlink()
+        elif change == "run deleted":
+            tracking.client().delete_run(first.run_id)
+        elif change == "other store":
+            file = RunFile.read(folder)
+            assert file
+            replace(file, uri="sqlite:///elsewhere.db").write(folder)
+        else:
+            RunFile.path_for(folder).write_text("{")
+        assert begin(tracking, folder, work).run_id != first.run_id
+
+    def test_a_run_taken_up_again_moves_under_the_present_parent(self, tracking: Tracking, tmp_path: Path) -> None:
+        folder = tmp_path / "sft"
+        first = begin(replace(tracking, parent_run_id="a" * 32), folder)
+        finish_stage(folder, {})
+        first.end("FINISHED")
+        again = begin(replace(tracking, parent_run_id="b" * 32), folder)
+        assert tracking.client().get_run(again.run_id).data.tags["mlflow.parentRunId"] == "b" * 32
+
+    def test_threads_are_no_part_of_the_work(self, tmp_path: Path) -> None:
+        assert work_identity("sft", {}, {"steps": 1, "threads": 1}) == work_identity(
+            "sft", {}, {"steps": 1, "threads": 2}
+        )
+        assert work_identity("sft", {}, {"steps": 1}) != work_identity("sft", {}, {"steps": 2})
+        source = tmp_path / "a"
+        source.write_text("1")
+        before = work_identity("sft", {"source": source}, {})
+        source.write_text("2")
+        assert work_identity("sft", {"source": source}, {}) != before
+
+
+class TestStatusIsTrue:
+    @pytest.mark.parametrize(
+        ("ending", "status"),
+        [
+            (None, "FINISHED"),
+            (RuntimeError("broken"), "FAILED"),
+            (UserError("mend me"), "FAILED"),
+            (InterruptedError("stopped"), "KILLED"),
+            (KeyboardInterrupt(), "KILLED"),
+            (SystemExit(1), "KILLED"),
+        ],
+    )
+    def test_after_every_way_to_end(
+        self, ending: BaseException | None, status: str, tracking: Tracking, tmp_path: Path
+    ) -> None:
+        run = begin(tracking, tmp_path / "s")
+        with pytest.raises(type(ending)) if ending else nullcontext() as raised:
+            with ended_truly(run):
+                if ending:
+                    raise ending
+        assert ending is None or (raised and raised.value is ending)
+        stored = tracking.client().get_run(run.run_id)
+        assert stored.info.status == status
+        if status == "FAILED":
+            assert str(ending) in stored.data.tags["awpo.error"]
+
+    def test_the_error_on_its_way_out_is_not_hidden_by_a_store_that_is_gone(
+        self, tracking: Tracking, tmp_path: Path
+    ) -> None:
+        run = begin(tracking, tmp_path / "s")
+        tracking.client().delete_run(run.run_id)
+        with pytest.raises(RuntimeError, match="the real reason"):
+            with ended_truly(run):
+                raise RuntimeError("the real reason")
+
+    def test_after_a_kill_without_a_word(self, tracking: Tracking, tmp_path: Path) -> None:
+        script = (
+            "import os, signal\n"
+            "from pathlib import Path\n"
+            "from tasks.tracking import connect, open_run\n"
+            f"run = open_run(connect(), 'killed', Path({str(tmp_path / 'k')!r}), 'w', {{}})\n"
+            "print(run.run_id, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        killed = done.stdout.strip()
+        living = begin(tracking, tmp_path / "living")
+        assert tracking.client().get_run(killed).info.status == "RUNNING"
+        assert close_abandoned_runs(tracking) == [killed]
+        assert tracking.client().get_run(killed).info.status == "KILLED"
+        assert tracking.client().get_run(living.run_id).info.status == "RUNNING"
+
+    def test_runs_of_other_hosts_are_left_alone(self, tracking: Tracking, tmp_path: Path) -> None:
+        run = begin(tracking, tmp_path / "s")
+        run.tags({"awpo.process": "another-host:1:1"})
+        assert close_abandoned_runs(tracking) == []
+        assert not module.is_gone("nonsense")
+        assert not module.is_gone(module.process_identity())
