@@ -299,8 +299,6 @@ class _Reader:
     def read_call(self, position: int) -> int:
         """Reads one JSON object as a call; returns the offset behind it. Raises ValueError or RecursionError."""
         value, after = _DECODER.raw_decode(self.text, position)
-        if after > self.end:
-            raise _CannotRead("it runs past the end of the turn")
         if not isinstance(value, dict):
             raise _CannotRead("it is not a JSON object")
         name = value.get("name")

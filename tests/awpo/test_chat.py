@@ -285,6 +285,20 @@ def test_reading_goes_on_behind_a_call_that_cannot_be_read() -> None:
     assert len(completion.errors) == 1
 
 
+def test_a_tag_in_the_argument_of_a_call_before_it_is_not_its_end() -> None:
+    completion = parse_completion(block(call(a="</tool_call>"), "oops") + "\nHello")
+    assert (completion.tool_calls, completion.content) == ((ToolCall("f", {"a": "</tool_call>"}),), "Hello")
+
+
+def test_reading_stops_after_too_many_errors() -> None:
+    def bad(blocks: int) -> Completion:
+        return parse_completion((block("oops") + "\n") * blocks + block(call()))
+
+    assert (bad(MOST_ERRORS - 1).tool_calls, len(bad(MOST_ERRORS - 1).errors)) == (CALL_READ, MOST_ERRORS - 1)
+    assert (bad(MOST_ERRORS).tool_calls, len(bad(MOST_ERRORS).errors)) == ((), MOST_ERRORS)
+    assert bad(MOST_ERRORS).calls_malformed
+
+
 HOSTILE = [
     "<tool_call>",
     "</tool_call>",

@@ -21,6 +21,7 @@ from awpo.endpoint import EndpointError
 from awpo.errors import UserError
 from awpo.judge import WEIGHTS, EndpointJudge, Judgement, RubricJudge, make_judge
 from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_answer
+from awpo.judge_text import names_in
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 
@@ -136,6 +137,15 @@ def test_criteria_by_hand() -> None:
     # Says that it calls and that it does not: halved.
     assert criteria("call", "set_alarm fits: time is 7:30. I ask.")["coherence"] == 0.5
     assert criteria("answer", "The result is here, so I answer. I will use send_mail.")["coherence"] == 0.5
+
+
+def test_names_are_whole_words_and_the_longest() -> None:
+    names = ("get", "get weather", "get.it", "(odd)")
+    assert names_in("I get weather", names) == {"get weather"}
+    assert names_in("get.it!", names) == {"get.it"}
+    assert names_in("gets get_x xget", names) == set()
+    assert names_in("get, then (odd)", names) == {"get", "(odd)"}
+    assert names_in("anything", ()) == names_in("anything", ("",)) == set()
 
 
 def test_only_coherence_looks_at_the_action() -> None:
