@@ -18,6 +18,7 @@ from awpo.artifacts import Manifest, open_stage, write_atomically
 from awpo.config import CorpusConfig
 from awpo.embedded.catalogue import load_catalogue
 from awpo.embedded.drafting import Draft, write_draft
+from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.types import Dialogue, Split, canonical_json
 
@@ -31,7 +32,8 @@ def drafts(config: CorpusConfig) -> Iterator[tuple[Split, Draft]]:
 
     Each has a random generator of its own, seeded by seed, split and number, so that a longer split begins with
     the dialogues of a shorter one. No two dialogues are equal, and a dialogue of another split does not open with
-    a sentence that opens one of train: its first step would be the same question.
+    a sentence that opens one of train: its first step would be the same question. Raises UserError where a split is
+    larger than the catalogue can fill.
     """
     catalogue = load_catalogue()
     sizes: dict[Split, int] = {
@@ -54,7 +56,7 @@ def drafts(config: CorpusConfig) -> Iterator[tuple[Split, Draft]]:
                 if content not in known and (split == "train" or opening not in openings):
                     break
             else:
-                raise ValueError(f"no new dialogue found for {split} number {number}: ask for fewer")
+                raise UserError(f"no new dialogue is left for {split} after {number} of {size}; ask for fewer")
             known.add(content)
             if split == "train":
                 openings.add(opening)

@@ -106,7 +106,7 @@ class Writer:
     split: Split
     catalogue: Catalogue
     messages: list[Message] = field(default_factory=list)
-    templates: list[str] = field(default_factory=list)
+    templates: list[tuple[int, str]] = field(default_factory=list)  # with the place of their message
     offers: dict[str, _Offer] = field(default_factory=dict)
     barred: set[str] = field(default_factory=set)  # tools that must not be on offer
     domains: list[str] = field(default_factory=list)
@@ -119,7 +119,9 @@ class Writer:
         self._add_distractors()
         tools = [offer.tool() for offer in self.offers.values()]
         self.rng.shuffle(tools)
-        return Draft(tuple(tools), self._first_steps(plan.steps), tuple(self.templates))
+        messages = self._first_steps(plan.steps)
+        templates = tuple(template for place, template in self.templates if place < len(messages))
+        return Draft(tuple(tools), messages, templates)
 
     # Episodes
 
@@ -304,7 +306,7 @@ class Writer:
         if not allowed:
             raise Unsuitable("no phrasing for this split")
         template = self.rng.choice(allowed)
-        self.templates.append(template)
+        self.templates.append((len(self.messages), template))
         return template
 
     def _usable(self, spec: ToolSpec) -> bool:
