@@ -1,0 +1,62 @@
+"""Every preset is one that the code it is for accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from awpo.config import EvaluationConfig, PolicyConfig, SftConfig, read_yaml
+from awpo.models import preset_names, resolve_model
+
+INFRA = Path(__file__).resolve().parents[2] / "infra"
+SECTIONS = {"sft": SftConfig, "policy": PolicyConfig, "evaluation": EvaluationConfig}
+HUB = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b-instruct-2507", "qwen3-8b")
+
+
+def test_the_model_presets():
+    assert set(preset_names()) >= {"embedded-1m", "embedded-3m", "smollm2-135m", *HUB}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_model_preset_is_read(name):
+    values = read_yaml(INFRA / "presets" / "models" / f"{name}.yaml")
+    assert set(values) <= {"kind", "hub_id", "revision", "thinking", *SECTIONS}
+    assert resolve_model(name).kind == values["kind"]
+    for section, model in SECTIONS.items():
+        model.read(values.get(section, {}), f"{name}: {section}")
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_hub_model_trains_with_the_published_settings(name):
+    choice = resolve_model(name)
+    assert choice.kind == "hub"
+    assert choice.location.startswith("Qwen/Qwen3-")
+    assert choice.revision
+    policy = PolicyConfig.read(choice.settings["policy"], name)
+    assert (policy.prompts_per_rollout, policy.group_size, policy.steps_per_rollout) == (512, 4, 4)
+    assert (policy.learning_rate, policy.temperature) == (1e-6, 1.0)
+    assert (policy.max_prompt_length, policy.max_completion_length) == (2048, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "distributed", "processes"),
+    [
+        ("cpu", "NO", 1),
+        ("ddp", "MULTI_GPU", 8),
+        ("zero2", "DEEPSPEED", 8),
+        ("zero3", "DEEPSPEED", 8),
+        ("fsdp2", "FSDP", 8),
+    ],
+)
+def test_an_accelerate_config_is_read(name, distributed, processes):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(INFRA / "accelerate" / f"{name}.yaml"))
+    assert config.distributed_type == distributed
+    assert config.num_processes == processes
+    assert config.use_cpu == (name == "cpu")
+    if name.startswith("zero"):
+        assert config.deepspeed_config["zero_stage"] == int(name[-1])
+    if name == "zero3":  # or a saved model is empty
+        assert config.deepspeed_config["zero3_save_16bit_model"] is True
+    if name == "fsdp2":
+        assert config.fsdp_config["fsdp_version"] == 2
