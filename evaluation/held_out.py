@@ -1,7 +1,8 @@
 """Exact accuracy on held-out instances: the next action given the true history, by split, step depth and kind.
 
-An answer is correct where `awpo.rewards.is_exact` says so: the reference's calls, all and only those, with equal
-values; where no call is due, a reply and no call.
+An answer is correct where it has ended by itself and `awpo.rewards.is_exact` says so: the reference's calls, all
+and only those, with equal values; where no call is due, a reply and no call. An answer cut off at the token limit
+is no answer: a model that never ends its turn would otherwise score wherever only a reply is due.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from evaluation.generate import Generated, Generator
 
 BENCHMARK = "held_out"
-PROTOCOL = "next action, reference history, exact match"
+PROTOCOL = "next action, reference history, exact match of a finished answer"
 
 
 def choose(instances: Sequence[Instance], count: int, seed: int) -> list[Instance]:
@@ -99,7 +100,7 @@ def _item(instance: Instance, sample: int, answer: Generated) -> Item:
         steps=instance.steps,
         kind=instance.kind,
         sample=sample,
-        correct=is_exact(instance.target, completion),
+        correct=answer.finish == "stop" and is_exact(instance.target, completion),
         completion=answer.text,
         response_tokens=answer.tokens,
         empty=is_empty(completion),

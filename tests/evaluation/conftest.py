@@ -112,8 +112,10 @@ def instances_folder(tmp_path: Path) -> Path:
 class Answering:
     """A source of completions that is told what to answer: `answer(instance, sample)`, sample -1 for greedy."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, answer: Callable[[Instance, int], str]) -> None:
-        self.tokenizer, self.answer = tokenizer, answer
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, answer: Callable[[Instance, int], str], finish: str = "stop"
+    ) -> None:
+        self.tokenizer, self.answer, self.finish = tokenizer, answer, finish
         self.known: dict[str, Instance] = {}
 
     def render(self, instance: Instance) -> str:
@@ -134,12 +136,12 @@ class Answering:
         progress: Progress = silent,
     ) -> list[list[Generated]]:
         numbers = range(-1, samples) if with_greedy else range(samples)
-        return [[Generated(self.answer(self.known[prompt], n), 5) for n in numbers] for prompt in prompts]
+        return [[Generated(self.answer(self.known[prompt], n), 5, self.finish) for n in numbers] for prompt in prompts]
 
 
 @pytest.fixture
-def answering(tokenizer: PreTrainedTokenizerFast) -> Callable[[Callable[[Instance, int], str]], Answering]:
-    return lambda answer: Answering(tokenizer, answer)
+def answering(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Answering]:
+    return lambda answer, finish="stop": Answering(tokenizer, answer, finish)
 
 
 @pytest.fixture

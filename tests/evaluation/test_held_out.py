@@ -62,6 +62,15 @@ def test_wrong_calls_are_not_correct(
     assert {row["accuracy"] for row in rows} == {0.0}
 
 
+def test_an_answer_cut_off_at_the_limit_is_not_correct(
+    answering: Callable[..., Any], reference: Callable[..., str], instances: list[Instance]
+) -> None:
+    generator = answering(reference, finish="length")
+    items, rows = evaluate_split(generator, instances, CONFIG)
+    assert not any(item.correct for item in items)
+    assert {row["cut_rate"] for row in rows} == {1.0}
+
+
 def test_greedy_and_samples_are_counted_apart(
     answering: Callable[..., Any], reference: Callable[..., str], instances: list[Instance]
 ) -> None:

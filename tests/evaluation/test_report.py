@@ -15,7 +15,8 @@ import pytest
 from awpo.artifacts import open_stage, write_atomically
 from awpo.errors import UserError
 from evaluation.items import Item, score_rows, write_items
-from evaluation.report import RunSummary, duration, write_report
+from evaluation.report import RunSummary, write_report
+from evaluation.tables import duration
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
 
@@ -146,6 +147,16 @@ def test_bfcl_shows_items_and_empty_outputs_and_never_a_zero_for_what_is_missing
     assert page.row("live_simple")[1] == "not run"
     assert page.row("non_live_ast (python)")[1] == "partial: 2 of 4 categories"
     assert page.row("live_ast (python)")[1] == "not run"
+
+
+def test_depth_kind_and_rates_stand_beside_each_other(tmp_path: Path) -> None:
+    rows = scores(0.5)
+    rows[4] |= {"pass_at": {"1": 0.5, "8": 0.875}, "cut_rate": 0.25}  # sampled, all
+    _, page = report(tmp_path, replace(run("a", "sft"), scores=rows), RunSummary("b", "base", "embedded-1m", 0, ""))
+    heads = ["Run", "step=0", "step=1", "kind=call", "pass@8", "empty", "cut off"]
+    place = page.rows.index(heads)
+    assert [text[:5] for text in page.rows[place + 1]] == ["a", "50.0%", "50.0%", "50.0%", "87.5%", "0.0%", "25.0%"]
+    assert page.rows[place + 2] == ["b"] + ["not run"] * 6
 
 
 def test_seeds_of_one_method_are_averaged(tmp_path: Path) -> None:

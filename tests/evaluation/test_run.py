@@ -62,7 +62,7 @@ def test_a_job_leaves_items_scores_events_and_a_manifest(tmp_path: Path, job: di
     assert manifest is not None
     assert manifest.stage == "evaluation"
     assert manifest.counts["not_run"] == {"held_out/validation": "the instances hold none of this split"}
-    assert set(manifest.outputs) == {"events.jsonl", "items.parquet", "scores.json"}
+    assert set(manifest.outputs) == {"items.parquet", "scores.json"}
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     progress = [event for event in events if event["event"] == "progress"]
     assert (progress[0]["done"], progress[-1]["done"], progress[-1]["total"]) == (0, 42, 42)
