@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,28 +19,33 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    """Seconds as minutes:seconds, or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def methods_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The table of methods: reward, accuracy with interval, response length, wall time."""
+    """The table of methods: reward, accuracy with interval, response length, wall time; 80 columns wide at most.
+
+    Model and seed stand in the title where they are the same for all rows.
+    """
     split = next((row["split"] for row in rows if row.get("split")), "held-out")
-    table = Table(title=f"Held-out split: {split}", title_justify="left")
-    table.add_column("method")
-    table.add_column("model")
-    table.add_column("seed", justify="right")
-    for name in ("reward", "accuracy (sampled)", "95% interval", "greedy", "held-out tools", "BFCL", "length", "time"):
-        table.add_column(name, justify="right")
+    cells = {(row["model"], row["seed"]) for row in rows}
+    several = len(cells) > 1
+    title = f"Held-out split {split}" + ("" if several else " · {} · seed {}".format(*next(iter(cells))))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("method", *(("model", "seed") if several else ())):
+        table.add_column(name)
+    for name in ("reward", "accuracy (95%)", "greedy", "tools", "BFCL", "tokens", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        start = "" if row["method"] in ("base", "sft") or row["init"] == "sft" else f" (from {row['init']})"
+        start = "" if row["method"] in ("base", "sft") or row["init"] == "sft" else f" from {row['init']}"
         table.add_row(
             row["method"] + start,
-            str(row["model"]),
-            str(row["seed"]),
-            number(row["reward"]),
-            number(row["accuracy"]),
-            f"{number(row['accuracy_low'])} - {number(row['accuracy_high'])}",
+            *((str(row["model"]), str(row["seed"])) if several else ()),
+            number(row["reward"], 2),
+            f"{number(row['accuracy'])} {number(row['accuracy_low'], 2)}-{number(row['accuracy_high'], 2)}",
             number(row["greedy"]),
             number(row["test_tools"]),
             number(row["bfcl"]),
@@ -71,10 +77,12 @@ def last_screen(console: Console, result: dict[str, Any], store: str, seconds: f
     """What is left to say when a pipeline has ended."""
     console.print()
     console.print(methods_table(result["methods"]))
-    console.print(
-        "reward: mean outcome reward of the sampled answers (ToolRL's, -3 to 4); accuracy: exact action; time: training",
-        style="dim",
-    )
+    for line in (
+        "reward: mean outcome reward of sampled answers (ToolRL's, -3 to 4)",
+        "accuracy: exact action, sampled; greedy: the same, greedy; tools: sampled, on held-out tools",
+        "tokens: mean length of an answer; time: wall time of its training stage, minutes",
+    ):
+        console.print(line, style="dim", highlight=False)
     if any(row["bfcl"] is not None for row in result["methods"]):
         console.print("BFCL: the official checker; so small a model scores near zero there", style="dim")
     console.print()

@@ -42,7 +42,8 @@ def evaluate(
     """
     title = f"evaluate {labels['method']} · {labels['model']} · seed {labels['seed']}"
     inputs = {"checkpoint": checkpoint, **({"instances": instances} if instances else {})}
-    with stage_run(Work("evaluation", title, out, inputs, config, labels), tracking) as stage:
+    work = Work("evaluation", title, out, inputs, config, labels, evaluation_versions(config))
+    with stage_run(work, tracking) as stage:
         stage.work_apart("evaluation", evaluation_job(checkpoint, instances, out, config), threads)
         scores = read_scores(out)
         if not stage.already_told:
@@ -113,6 +114,15 @@ def evaluation_job(checkpoint: Path, instances: Path | None, out: Path, config: 
         "out": str(out),
         "config": config.model_dump(mode="json"),
     }
+
+
+def evaluation_versions(config: EvaluationConfig) -> dict[str, str]:
+    """The version of the official checker, where it is asked for; UserError where it is missing."""
+    if "bfcl" not in config.benchmarks:
+        return {}
+    from evaluation.bfcl.data import installed_version
+
+    return {"bfcl-eval": installed_version()}
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:

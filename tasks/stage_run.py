@@ -22,14 +22,14 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 
-from awpo.artifacts import MANIFEST, Manifest, read_manifest
+from awpo.artifacts import MANIFEST, Manifest, input_identity, read_manifest, stage_fingerprint
 from awpo.config import Settings
 from awpo.errors import UserError
 from awpo.processes import run_worker
 from tasks.cancellation import cancelled, check_cancelled
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
-from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run, work_identity
+from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run
 
 ARTIFACT_SECONDS = 5.0
 # One row per kind of count in an artifact's table; the rest is in the manifest.
@@ -40,7 +40,8 @@ SHOWN_VALUE = 200
 class Work:
     """One piece of work: what it is, where its result goes, what it is made from.
 
-    `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings.
+    `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings;
+    `versions` what else the result depends on, as the stage names it in its manifest.
     """
 
     stage: str
@@ -49,6 +50,13 @@ class Work:
     inputs: Mapping[str, Path]
     config: Settings | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        """The fingerprint that the stage itself writes into its manifest for this work."""
+        inputs = {name: input_identity(path) if path.exists() else str(path) for name, path in self.inputs.items()}
+        config = self.config.model_dump(mode="json", exclude={"threads"}) if self.config else {}
+        return stage_fingerprint(self.stage, {**inputs, **self.versions}, config)
 
     def settings(self) -> dict[str, Any]:
         """The labels, and the config under the stage's name."""
@@ -61,8 +69,8 @@ class Work:
 class StageRun:
     """A stage in progress; hand `progress` to the stage's function, or run its worker with `work_apart`."""
 
-    def __init__(self, work: Work, run: TrackedRun, line: Line) -> None:
-        self.work, self.run, self.line = work, run, line
+    def __init__(self, work: Work, fingerprint: str, run: TrackedRun, line: Line) -> None:
+        self.work, self.fingerprint, self.run, self.line = work, fingerprint, run, line
         self.already_told = run.file.complete
         self._before = _stamp(work.folder)
         self._artifact: Any = None
@@ -105,8 +113,13 @@ class StageRun:
     def work_apart(self, module: str, job: dict[str, Any], threads: int) -> None:
         """Runs a worker module on `job` in a process of its own, relaying its events and metrics.
 
+        A finished result is left alone without starting a process, which takes seconds to import what it needs.
         Raises what `awpo.processes.run_worker` raises.
         """
+        known = read_manifest(self.work.folder)
+        if known and known.fingerprint == self.fingerprint:
+            with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
+                return
         with MetricsRelay(self.run, self.work.folder) as relay:
             run_worker(module, job, self.work.folder, on_event=self.on_event, threads=threads, cancelled=cancelled)
         if relay.problem:
@@ -131,10 +144,10 @@ def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
     line = open_line(work.title)
     try:
         check_cancelled()
-        identity = work_identity(work.stage, work.inputs, work.config.model_dump(mode="json") if work.config else {})
-        run = open_run(tracking, work.title, work.folder, identity, {**prefect_tags(), "awpo.stage": work.stage})
+        fingerprint = work.fingerprint()
+        run = open_run(tracking, work.title, work.folder, fingerprint, {**prefect_tags(), "awpo.stage": work.stage})
         with ended_truly(run):
-            stage = StageRun(work, run, line)
+            stage = StageRun(work, fingerprint, run, line)
             if not stage.already_told:
                 run.parameters(work.labels)
                 run.config(work.settings())

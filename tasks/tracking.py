@@ -279,12 +279,6 @@ def close_abandoned_runs(tracking: Tracking) -> list[str]:
     return closed
 
 
-def work_identity(stage: str, inputs: Mapping[str, Path], config: Mapping[str, Any]) -> str:
-    """The identity of a piece of work: the same as the stage's own fingerprint in what it depends on."""
-    known = {name: input_identity(path) if path.exists() else str(path) for name, path in inputs.items()}
-    return content_hash([stage, known, {key: value for key, value in config.items() if key != "threads"}])
-
-
 def open_run(
     tracking: Tracking, name: str, folder: Path, work: str, tags: Mapping[str, str], *, begun: bool | None = None
 ) -> TrackedRun:

@@ -10,6 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import PolicyConfig, SftConfig
+from awpo.methods import get_method
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
@@ -66,7 +67,8 @@ def train_policy(
     """
     labels = {"model": label, "method": config.method, "seed": config.seed, "init": init}
     title = f"train {config.method} · {label} · seed {config.seed}"
-    work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels)
+    versions = {"method": str(get_method(config.method).to_json())}
+    work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels, versions)
     with stage_run(work, tracking) as stage:
         stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
         _finish(stage, out / "checkpoint", config.steps)

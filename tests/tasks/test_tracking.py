@@ -25,7 +25,6 @@ from tasks.tracking import (
     ended_truly,
     open_run,
     shorten,
-    work_identity,
 )
 
 
@@ -197,17 +196,6 @@ class TestTheSameWorkSpeaksOfTheSameRun:
         first.end("FINISHED")
         again = begin(replace(tracking, parent_run_id="b" * 32), folder)
         assert tracking.client().get_run(again.run_id).data.tags["mlflow.parentRunId"] == "b" * 32
-
-    def test_threads_are_no_part_of_the_work(self, tmp_path: Path) -> None:
-        assert work_identity("sft", {}, {"steps": 1, "threads": 1}) == work_identity(
-            "sft", {}, {"steps": 1, "threads": 2}
-        )
-        assert work_identity("sft", {}, {"steps": 1}) != work_identity("sft", {}, {"steps": 2})
-        source = tmp_path / "a"
-        source.write_text("1")
-        before = work_identity("sft", {"source": source}, {})
-        source.write_text("2")
-        assert work_identity("sft", {"source": source}, {}) != before
 
 
 class TestStatusIsTrue:
