@@ -7,7 +7,25 @@ from awpo.errors import UserError
 from awpo.methods import METHODS, Method, get_method
 
 # The names of the registry are an interface: presets, runs and reports refer to methods by them.
-NAMES = ["base", "sft", "grpo", "sft_grpo", "dr_grpo", "dapo", "grpo_mixed", "gdpo", "dara", "gated_accumulation", "awpo", "awpo_no_difficulty", "awpo_no_gating", "awpo_fixed_clip", "awpo_soft", "awpo_low_variance", "awpo_correlation"]
+NAMES = [
+    "base",
+    "sft",
+    "grpo",
+    "sft_grpo",
+    "dr_grpo",
+    "dapo",
+    "grpo_mixed",
+    "gdpo",
+    "dara",
+    "gated_accumulation",
+    "awpo",
+    "awpo_no_difficulty",
+    "awpo_no_gating",
+    "awpo_fixed_clip",
+    "awpo_soft",
+    "awpo_low_variance",
+    "awpo_correlation",
+]
 
 
 def test_registry_holds_every_name_once():
