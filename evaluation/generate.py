@@ -1,8 +1,8 @@
 """Completions from a checkpoint on this machine, on a CPU or one GPU.
 
 `LocalGenerator` has a loop of its own instead of `model.generate`, for three reasons that were measured on one core
-with a model of a million parameters (prompts of 400 tokens, 64 rows: 1,140 tokens/s by `model.generate`):
-the samples of a prompt share one prefill; keys and values go into buffers made once, where the library's cache
+with a model of a million parameters (64 rows, prompts of about 400 tokens: 1,140 tokens/s by `model.generate`,
+1,800 here, 3,800 with eight samples a prompt): the samples of a prompt share one prefill; keys and values go into buffers made once, where the library's cache
 copies all of them at every token; and rows that have ended leave the batch instead of being computed to its end.
 
 What a completion is does not depend on its neighbours: greedy rows take the largest logit, and a sampled row
@@ -17,15 +17,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
+from awpo.chat import END_TOKENS, render_prompt
 from awpo.errors import UserError
 from awpo.events import Progress, silent
+from awpo.types import Instance
+from evaluation.decoding import BufferLayer, choose, growing_cache, load
 
 # Tokens of one prefill. On a CPU small pieces stay in the processor's cache (17,000 tokens/s in one piece of
 # 64 x 400, 26,000 in pieces of 8 x 400); a GPU wants large ones.
@@ -34,8 +37,6 @@ PREFILL_TOKENS = {"cpu": 4096, "cuda": 65536}
 CACHE_BYTES = 1 << 30
 # The batch is packed anew when no more than this share of its rows is still running.
 PACK_BELOW = 0.75
-# End-of-turn tokens of the ChatML family; whichever of them the tokenizer has also ends a completion.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Generated:
 class Generator(Protocol):
     """What the benchmarks ask of a source of completions."""
 
-    def render(self, instance: Any) -> str:
-        """The prompt's text for an `awpo.types.Instance`."""
+    def render(self, instance: Instance) -> str:
+        """The text of an instance's prompt."""
         ...
 
     def generate(
@@ -85,38 +86,6 @@ class _Row:
     finish: Literal["stop", "length", "no_room"] = "length"
 
 
-class _BufferLayer(DynamicLayer):
-    """Keys and values of one attention layer in buffers made once, (rows, heads, capacity, head size).
-
-    `length` positions of them are filled. A library layer concatenates at every step, which copies everything.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
-        super().__init__()
-        self.buffers, self.length, self.is_initialized = (keys, values), length, True
-        self._show()
-
-    def _show(self) -> None:
-        self.keys, self.values = (buffer[:, :, : self.length] for buffer in self.buffers)
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        end = self.length + key_states.shape[2]
-        self.buffers[0][:, :, self.length : end] = key_states
-        self.buffers[1][:, :, self.length : end] = value_states
-        self.length = end
-        self._show()
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.buffers = (self.buffers[0].index_select(0, indices), self.buffers[1].index_select(0, indices))
-        self._show()
-
-
 class LocalGenerator:
     """Generates with the checkpoint in a Hugging Face folder (safetensors and tokenizer).
 
@@ -125,19 +94,10 @@ class LocalGenerator:
     """
 
     def __init__(self, checkpoint: Path, threads: int = 0) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         if threads:
             torch.set_num_threads(threads)
-        if not (checkpoint / "config.json").is_file():
-            raise UserError(f"{checkpoint} holds no model (no config.json); give a folder saved by a training stage")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        dtype: Any = "auto" if self.device.type == "cuda" else torch.float32
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-            model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot load the model in {checkpoint}: {str(error).splitlines()[0]}") from None
+        self.tokenizer, model = load(checkpoint, "auto" if self.device.type == "cuda" else torch.float32)
         self.model = model.to(self.device).eval()
         config = self.model.config.get_text_config(decoder=True)
         other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
@@ -149,13 +109,12 @@ class LocalGenerator:
         self.bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * self.model.dtype.itemsize
         self.end_ids = self._end_ids()
 
-    def render(self, instance: Any) -> str:
+    def render(self, instance: Instance) -> str:
         """The prompt of an instance, by the tokenizer's own template."""
-        from awpo.chat import render_prompt
-
         return render_prompt(self.tokenizer, instance)
 
     def _end_ids(self) -> list[int]:
+        """The model's own end tokens, and those of the ChatML family that the tokenizer has."""
         declared = getattr(self.model.generation_config, "eos_token_id", None)
         ids = {declared} if isinstance(declared, int) else set(declared or ())
         vocabulary = self.tokenizer.get_vocab()
@@ -254,7 +213,7 @@ class LocalGenerator:
             ids = torch.tensor(
                 [row.ids[:-1] + row.ids[-1:] * (width - len(row.ids) + 1) for row in piece], device=self.device
             )
-            output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, cache=_growing_cache())
+            output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, cache=growing_cache())
             for number, layer in enumerate(output.cache.layers):
                 if number == len(buffers):
                     shape = (len(rows), layer.keys.shape[1], capacity, layer.keys.shape[3])
@@ -264,7 +223,7 @@ class LocalGenerator:
                     target = slice(at, at + copies[row.prompt])
                     for buffer, values in zip(buffers[number], (layer.keys, layer.values), strict=True):
                         buffer[target, :, length - known : length] = values[inside, :, :known]
-        return Cache(layers=[_BufferLayer(keys, values, length) for keys, values in buffers])
+        return Cache(layers=[BufferLayer(keys, values, length) for keys, values in buffers])
 
     @torch.inference_mode()
     def _run(self, rows: list[_Row], temperature: float) -> Iterator[int]:
@@ -292,7 +251,7 @@ class LocalGenerator:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            tokens = _choose(output.logits[:, -1], draws[:, step : step + 1], sampled, temperature)
+            tokens = choose(output.logits[:, -1], draws[:, step : step + 1], sampled, temperature)
             positions = positions + 1
             for index, token in enumerate(tokens[:, 0].tolist()):
                 if alive[index]:
@@ -313,21 +272,3 @@ class LocalGenerator:
                 running = [row for row, going in zip(running, alive, strict=True) if going]
                 alive = [True] * left
         yield len(running)
-
-
-def _growing_cache() -> Cache:
-    return Cache(layer_class_to_replicate=DynamicLayer)
-
-
-def _choose(logits: Tensor, uniform: Tensor, sampled: Tensor, temperature: float) -> Tensor:
-    """The next tokens (rows, 1) for logits (rows, vocabulary) and uniform numbers in [0, 1) (rows, 1).
-
-    Inversion: the first token at which the distribution function passes the uniform number. In double
-    precision, since the sum over a large vocabulary would round away the rarest tokens.
-    """
-    best = logits.argmax(-1, keepdim=True)
-    if temperature <= 0 or not bool(sampled.any()):
-        return best
-    function = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    drawn = torch.searchsorted(function, uniform * function[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
-    return torch.where(sampled[:, None], drawn, best)

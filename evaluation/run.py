@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from awpo.artifacts import Manifest, input_identity, open_stage, write_atomically
+from awpo.artifacts import Manifest, code_version, input_identity, open_stage, write_atomically
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
 from awpo.events import Progress, RunLog
@@ -150,7 +150,7 @@ def _shifted(log: RunLog, before: int, overall: int) -> Progress:
 
 def _kept(folder: Path, part: Part, generator: Generator, progress: Progress) -> PartResult:
     """A part's result: from the folder where an interrupted run left it, else run and kept there."""
-    stem = content_hash(part.name)
+    stem = content_hash([part.name, code_version()])  # what other code made is made again
     table, scores = folder / f"{stem}.parquet", folder / f"{stem}.json"
     if scores.exists():  # written last
         return read_items(table), json.loads(scores.read_text("utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,24 +41,24 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _save_checkpoint(folder: Path, *, eos_token_id: int | None = None, context: int = 4096) -> Path:
+def _save_checkpoint(folder: Path, **options: Any) -> Path:
     """Random weights, large enough that no two tokens tie and greedy texts differ from prompt to prompt."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=context,
-        tie_word_embeddings=False,
-        initializer_range=0.4,
-        eos_token_id=tokenizer.eos_token_id if eos_token_id is None else eos_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.4,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    Qwen3ForCausalLM(Qwen3Config(**(settings | options))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -69,7 +70,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    """Saves another one: `make_checkpoint(eos_token_id=.., context=..)`; the weights are always the same."""
+    """Saves another one: `make_checkpoint(eos_token_id=..)` changes its config; the weights are always the same."""
     return lambda **options: _save_checkpoint(tmp_path / "checkpoint", **options)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evaluation.generate
 from awpo.errors import UserError
-from evaluation.generate import LocalGenerator, _choose
+from evaluation.decoding import choose
+from evaluation.generate import LocalGenerator
 
 PROMPTS = ["a", "Weather in Oslo?", "xyz " * 30, "Call <tool_call> me", "Weather in Oslo? " * 9, "é€ß", "b"]
 
@@ -41,6 +44,17 @@ def test_greedy_in_a_padded_batch_is_what_the_bare_model_says(checkpoint: Path, 
         assert answer.tokens == len(expected)
         assert answer.text == generator._text(expected)
     assert len({answer.text for (answer,) in answers}) == len(PROMPTS)  # the prompts matter
+
+
+def test_layers_with_a_sliding_window_see_their_window_alone(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    generator = LocalGenerator(folder, threads=1)
+    assert set(generator.model.config.layer_types) == {"full_attention", "sliding_attention"}
+    answers = generator.generate(PROMPTS, max_tokens=12)
+    expected = [greedy_by_hand(folder, generator.tokenizer(prompt)["input_ids"], 12) for prompt in PROMPTS]
+    for row, (answer,) in zip(expected, answers, strict=True):
+        assert answer.text == generator._text(row[: answer.tokens])
+        assert answer.tokens == 12 or row[answer.tokens - 1] in generator.end_ids
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -90,13 +104,13 @@ def test_sampling_follows_the_model_at_the_temperature() -> None:
     count, temperature = 60_000, 0.5
     logits = torch.tensor([[0.0, -float("inf"), 1.0, 0.5]]).expand(count, -1)
     uniform = torch.rand(count, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = _choose(logits, uniform, torch.ones(count, dtype=torch.bool), temperature)[:, 0]
+    drawn = choose(logits, uniform, torch.ones(count, dtype=torch.bool), temperature)[:, 0]
     shares = torch.bincount(drawn, minlength=4) / count
     expected = (logits[0] / temperature).softmax(-1)
     assert shares[1] == 0
     assert torch.allclose(shares, expected, atol=0.01)  # five standard deviations
     edges = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
-    assert _choose(logits[:2], edges, torch.ones(2, dtype=torch.bool), 1.0)[:, 0].tolist() == [0, 3]
+    assert choose(logits[:2], edges, torch.ones(2, dtype=torch.bool), 1.0)[:, 0].tolist() == [0, 3]
 
 
 def test_an_end_token_ends_its_row_and_no_other(checkpoint: Path, make_checkpoint: Callable[..., Path]) -> None:
@@ -124,7 +138,7 @@ def test_tags_stay_and_control_tokens_go(generator: LocalGenerator) -> None:
 def test_a_prompt_near_the_context_is_answered_short_and_a_longer_one_not_at_all(
     make_checkpoint: Callable[..., Path],
 ) -> None:
-    generator = LocalGenerator(make_checkpoint(context=20), threads=1)
+    generator = LocalGenerator(make_checkpoint(max_position_embeddings=20), threads=1)
     (full,), (near,), (fits,) = generator.generate(["x" * 20, "x" * 17, "x" * 4], max_tokens=6)
     assert (full.text, full.tokens, full.finish) == ("", 0, "no_room")
     assert near.tokens <= 3
@@ -151,9 +165,29 @@ def test_an_empty_prompt_is_refused(generator: LocalGenerator) -> None:
     assert generator.generate([]) == []
 
 
-def test_a_folder_without_a_model_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        LocalGenerator(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot load"):
-        LocalGenerator(tmp_path)
+def without_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot load"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot load"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot load"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 1000), "cannot load"),
+        (without_a_weight, r"lacks 1 weights of its model \(model\.norm\.weight"),
+    ],
+)
+def test_a_damaged_checkpoint_is_a_user_error(
+    make_checkpoint: Callable[..., Path], damage: Callable[[Path], None], message: str
+) -> None:
+    folder = make_checkpoint()
+    damage(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        LocalGenerator(folder)
+    assert "\n" not in str(caught.value)

@@ -13,7 +13,6 @@ import pytest
 from awpo.artifacts import read_manifest
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
-from awpo.types import content_hash
 from evaluation import held_out
 from evaluation.items import read_items
 from evaluation.run import evaluate
@@ -105,7 +104,7 @@ def test_an_interrupted_stage_goes_on_where_it_stood(
     monkeypatch.setattr(held_out, "evaluate_split", failing)
     with pytest.raises(RuntimeError, match="power cut"):
         evaluate(*paths, config)
-    left = paths[2] / ".parts" / f"{content_hash('held_out/test_phrasings')}.parquet"
+    (left,) = (paths[2] / ".parts").glob("*.parquet")
     before = read_items(left)
     manifest = evaluate(*paths, config)
     assert seen == ["test_phrasings", "test_tools", "test_tools"]
