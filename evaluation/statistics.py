@@ -60,7 +60,8 @@ def clustered_bootstrap(
 
     `bounds` are the least and greatest value there can be: with fewer than two clusters nothing is known of the
     spread, and the interval is all of them. Where all values are equal a bootstrap has no spread either, although
-    a few equal values prove little; then it is Wilson's interval over the clusters, stretched to `bounds`.
+    a few equal values prove little; then as many clusters as Wilson's bound leaves for the unseen are taken to lie
+    at a bound. For all right or all wrong answers that is Wilson's interval over the clusters.
     Raises ValueError for no values, or values and clusters of different length.
     """
     data = np.asarray(values, dtype=np.float64)
@@ -74,8 +75,8 @@ def clustered_bootstrap(
     if count < 2:
         return Estimate(mean, low, high, len(data), count)
     if data.max() == data.min():
-        below, above = wilson((mean - low) / (high - low) * count, count)
-        return Estimate(mean, low + below * (high - low), low + above * (high - low), len(data), count)
+        unseen = wilson(0, count)[1]
+        return Estimate(mean, mean - unseen * (mean - low), mean + unseen * (high - mean), len(data), count)
     means = _resampled_means(np.bincount(index, data), np.bincount(index), resamples, seed)
     tail = (1 - CONFIDENCE) / 2
     bottom, top = np.quantile(means, (tail, 1 - tail))
