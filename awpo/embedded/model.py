@@ -50,12 +50,14 @@ def _new_model(size: str, tokenizer: Any, seed: int) -> Any:
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+    from awpo.embedded.initialisation import initialise
+
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         head_dim=32,
         max_position_embeddings=POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=True,
         use_cache=True,
         eos_token_id=end,
@@ -64,9 +66,9 @@ def _new_model(size: str, tokenizer: Any, seed: int) -> Any:
         dtype="float32",
         **SIZES[size],
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # the random weights that `initialise` replaces
         model = Qwen3ForCausalLM(config)
+    initialise(model, seed)
     model.generation_config = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
     return model
 

@@ -28,6 +28,7 @@ VOCABULARY = 1536
 MOST_PIECES = 96
 LEAST_SHARE = 0.005  # of the instances, for a piece of scaffolding to become a token
 ATTACHED_WORDS = 96
+LEAST_SPACED_SHARE = 0.8  # of a word's occurrences, for it to keep its space
 LONGEST_TEXT = 16384  # tokens
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -96,9 +97,22 @@ def value_openings(instances: Iterable[Instance]) -> set[str]:
 
 
 def attached_words(texts: Iterable[str], openings: set[str], most: int = ATTACHED_WORDS) -> list[str]:
-    """The words most frequent after a space of which none begins a value; they keep their space."""
-    counts = Counter(word for text in texts for word in _SPACED_WORD.findall(text) if word not in openings)
-    return sorted(word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most])
+    """The words most frequent after a space that begin no value and seldom stand elsewhere; they keep their space.
+
+    "Seldom" leaves out the words that tools and parameters are named by, which also have to be recognised in
+    running text.
+    """
+    spaced: Counter[str] = Counter()
+    everywhere: Counter[str] = Counter()
+    for text in texts:
+        spaced.update(_SPACED_WORD.findall(text))
+        everywhere.update(_WORD.findall(text))
+    fitting = [
+        (-count, word)
+        for word, count in spaced.items()
+        if word not in openings and count >= LEAST_SPACED_SHARE * everywhere[word]
+    ]
+    return sorted(word for _, word in sorted(fitting)[:most])
 
 
 def _splitting(attached: Sequence[str]) -> Regex:
