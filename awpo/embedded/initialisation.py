@@ -10,7 +10,6 @@ everything stays trainable. All other weights are random.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
