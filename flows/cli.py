@@ -333,12 +333,20 @@ def _stage(title: str, out: Path, as_json: bool, work: Callable[[Any], Any]) -> 
 
 
 def _changed(settings: Any, values: dict[str, Any], nested: dict[str, dict[str, Any]]) -> Any:
-    """Settings with the options that were given; checked like the file they came from. Raises UserError."""
+    """Settings with the options that were given; checked like the file they came from. Raises UserError.
+
+    Another model than the preset's brings the settings that its own preset has.
+    """
+    from awpo.models import resolve_model
     from flows.parameters import check_policy_method
 
     for name in values.get("methods") or ():
         check_policy_method(name)
     raw = settings.model_dump()
+    model = values.get("model")
+    if model and model != settings.model:
+        for section, own in (resolve_model(model).settings or {}).items():
+            raw[section] |= own
     raw |= {key: value for key, value in values.items() if value is not None}
     for section, changes in nested.items():
         raw[section] |= {key: value for key, value in changes.items() if value is not None}

@@ -142,7 +142,9 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
         children = [server]
         if local_store:
             say("starting the MLflow UI ...")
-            mlflow = _start(stack, "mlflow", mlflow_command(addresses), environment, logs)
+            # Its job runner, seven processes for features that are not used here, stays out.
+            without_jobs = {**environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            mlflow = _start(stack, "mlflow", mlflow_command(addresses), without_jobs, logs)
             mlflow.wait_for(lambda: answers(f"{addresses.mlflow}/health"))
             children.append(mlflow)
         say("registering the deployments of prefect.yaml ...")

@@ -21,6 +21,7 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
+from prefect.utilities.urls import url_for
 
 from awpo.artifacts import MANIFEST, Manifest, input_identity, read_manifest, stage_fingerprint
 from awpo.config import Settings
@@ -175,8 +176,8 @@ def prefect_tags() -> dict[str, str]:
         return {}
     tags = {"prefect.flow_run_id": str(flow_run.id), "prefect.flow_run_name": str(flow_run.name or "")}
     # A temporary server's address is dead as soon as the command ends.
-    if get_current_settings().api.url and flow_run.ui_url:
-        tags["prefect.flow_run_url"] = str(flow_run.ui_url)
+    if get_current_settings().api.url and (page := url_for("flow-run", obj_id=flow_run.id)):
+        tags["prefect.flow_run_url"] = page
     return tags
 
 
