@@ -257,7 +257,10 @@ class Writer:
         if slots_of(template) != set(spec.parameters) - {slot}:
             raise Unsuitable("two values are missing")
         self._say(template, values)
-        self._assistant(spec.parameters[slot].ask)
+        offer = self._offer(spec)
+        # Only here is the reason not to be had from the messages: two tools may lack a value.
+        thought = f"The user gave no {offer.parameters[slot]} for {offer.name}, so I ask for it."
+        self._assistant(spec.parameters[slot].ask, thought=thought)
         return spec, slot, values
 
     def _serve(self, wanted: Sequence[tuple[ToolSpec, Values]]) -> list[Values]:
@@ -292,8 +295,10 @@ class Writer:
     def _say(self, template: str, values: Mapping[str, Value]) -> None:
         self.messages.append(Message("user", template.format(**values)))
 
-    def _assistant(self, content: str | None = None, calls: tuple[ToolCall, ...] = ()) -> None:
-        self.messages.append(Message("assistant", content, calls))
+    def _assistant(
+        self, content: str | None = None, calls: tuple[ToolCall, ...] = (), thought: str | None = None
+    ) -> None:
+        self.messages.append(Message("assistant", content, calls, thought))
 
     def _tool_result(self, offer: _Offer, result: Mapping[str, Value]) -> None:
         self.messages.append(Message("tool", json.dumps(result, ensure_ascii=False), name=offer.name))

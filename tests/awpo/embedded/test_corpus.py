@@ -98,6 +98,19 @@ def test_every_argument_stands_literally_in_what_was_said_before(corpus: list[Di
             said += f"\n{message.content or ''}"
 
 
+def test_a_question_says_in_its_thought_what_is_missing(corpus: list[Dialogue]) -> None:
+    thoughts = 0
+    for dialogue in corpus:
+        names = {(name, tool.name) for tool in dialogue.tools for name in tool.parameters["properties"]}
+        for message in assistant_steps(dialogue):
+            assert bool(message.thought) == (message.content or "").endswith("?")
+            if message.thought:
+                thoughts += 1
+                fitting = [f"The user gave no {name} for {tool}, so I ask for it." for name, tool in names]
+                assert message.thought in fitting
+    assert thoughts > 100
+
+
 def test_messages_are_in_order(corpus: list[Dialogue]) -> None:
     for dialogue in corpus:
         assert dialogue.messages[0].role == "user"
