@@ -8,5 +8,5 @@ import tempfile
 # Before anything imports Prefect: it reads its settings once.
 _FOLDER = tempfile.mkdtemp(prefix="awpo-flows-")
 os.environ["AWPO_RUNS"] = _FOLDER
-os.environ["PREFECT_HOME"] = f"{_FOLDER}/prefect"
+os.environ.setdefault("PREFECT_HOME", f"{_FOLDER}/prefect")
 os.environ.pop("PREFECT_API_URL", None)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# Before anything imports Prefect: it reads its settings once.
+os.environ.setdefault("PREFECT_HOME", tempfile.mkdtemp(prefix="awpo-tasks-"))
 
 import flows.environment  # noqa: F401 - before MLflow is imported
 
