@@ -1,9 +1,11 @@
 """TRL's GRPOTrainer with this project's rewards, advantages and clip radius.
 
-TRL keeps generation, weight sync, the loss, checkpoints, ZeRO and FSDP. Three of its hooks are overridden, all
-private, so TRL is pinned exactly and a test fails when one of them moves:
+TRL keeps weight sync, the loss, checkpoints, ZeRO and FSDP. Its hooks that are overridden are private, so TRL is
+pinned exactly and a test fails when one of them moves:
 `_calculate_rewards` (scores the rollouts and keeps what advantages need), `_generate_and_score_completions`
-(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row).
+(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row). On a CPU two more,
+for speed alone: `_generate_single_turn` (rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies`
+(log-probabilities without common padding).
 
 Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of a micro-batch.
 """
@@ -20,13 +22,18 @@ from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 
 from awpo.advantages import Estimate, estimate
+from awpo.decoding import Decoder, Row, uniform_numbers
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.methods import Method
+from awpo.training.compact_forward import in_pieces
 from awpo.training.dynamic_sampling import replace_groups, varying_groups
 from awpo.training.scoring import Scorer, Scores
 from awpo.types import Instance
 
+# Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
+ROLLOUTS_AT_ONCE = 128
+PLAIN_ARGUMENTS = ("batch_size", "compute_entropy", "compute_aux_loss")
 REWARDS = ("format", "correct", "overlong", "reasoning")
 
 
@@ -50,6 +57,7 @@ class PolicyTrainer(GRPOTrainer):
         self.method, self.scorer, self.instances, self.run_log = method, scorer, instances, log
         self._scored: tuple[list[Instance], list[str], Scores] | None = None
         self._unvarying_rollouts = dict.fromkeys(REWARDS, 0)
+        self._draws = 0
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
@@ -69,6 +77,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         group_size = self.num_generations if self.model.training else self.num_generations_eval
+        self._draws = 0
         batch = self._roll_out(inputs, group_size)
         rounds = self.method.dynamic_sampling_rounds if self.model.training else 0
         return self._fill_empty_groups(batch, group_size, rounds) if rounds else batch
@@ -133,6 +142,56 @@ class PolicyTrainer(GRPOTrainer):
         seed = f"{self.args.seed}-{self.state.global_step}-{draw}-{self.accelerator.process_index}"
         picked = random.Random(seed).choices(range(len(self.train_dataset)), k=count // group_size)
         return [dict(self.train_dataset[index]) for index in picked for _ in range(group_size)]
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
+    ) -> Any:
+        """TRL's (completion ids, None); on a CPU from the project's loop, where a group shares its prompt's prefill.
+
+        The random numbers of a rollout depend on seed, step, process, round and row alone.
+        """
+        if self.accelerator.device.type != "cpu" or self.use_vllm or self.accelerator.num_processes > 1:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
+        self._draws += 1
+        key = f"{self.args.seed}-{self.state.global_step}-{self.accelerator.process_index}-{self._draws}"
+        numbers: dict[tuple[int, ...], int] = {}
+        limit = self.max_completion_length
+        rows = [
+            Row(numbers.setdefault(tuple(ids), len(numbers)), ids, limit, uniform_numbers(f"{key}-{index}", limit))
+            for index, ids in enumerate(prompt_ids)
+        ]
+        model = self.accelerator.unwrap_model(self.model)
+        training = model.training
+        model.eval()
+        try:
+            for _ in Decoder(model, self.eos_token_ids).complete(rows, self.temperature, ROLLOUTS_AT_ONCE):
+                pass
+        finally:
+            model.train(training)
+        return [row.output for row in rows], None
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *rest: Any,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **named: Any,
+    ) -> Any:
+        forward = super()._get_per_token_logps_and_entropies
+        named |= {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+        pictures = any(value is not None for name, value in named.items() if name not in PLAIN_ARGUMENTS)
+        if self.accelerator.device.type != "cpu" or compute_aux_loss or pictures or rest:
+            return forward(model, input_ids, attention_mask, logits_to_keep, *rest, **named)
+        return in_pieces(
+            lambda ids, mask, width: forward(model, ids, mask, width, compute_entropy=compute_entropy),
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+        )
 
     def _gathered(self, values: Sequence[float]) -> torch.Tensor:
         return gather(torch.tensor(list(values), dtype=torch.float32, device=self.accelerator.device))

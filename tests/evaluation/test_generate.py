@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import evaluation.generate
+import awpo.decoding
+from awpo.decoding import choose
 from awpo.errors import UserError
-from evaluation.decoding import choose
 from evaluation.generate import LocalGenerator
 
 PROMPTS = ["a", "Weather in Oslo?", "xyz " * 30, "Call <tool_call> me", "Weather in Oslo? " * 9, "é€ß", "b"]
@@ -71,9 +71,9 @@ def test_batch_size_and_order_change_nothing(generator: LocalGenerator, temperat
 
 def test_memory_set_aside_changes_nothing(generator: LocalGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     free = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8)
-    monkeypatch.setattr(evaluation.generate, "CACHE_BYTES", 1)
-    monkeypatch.setattr(evaluation.generate, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
-    sizes = [len(batch) for batch in generator._batches(generator._rows(PROMPTS, 2, 1.0, 8, 0, False), 64)]
+    monkeypatch.setattr(awpo.decoding, "CACHE_BYTES", 1)
+    monkeypatch.setattr(awpo.decoding, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
+    sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, 2, 1.0, 8, 0, False), 64)]
     assert set(sizes) == {1}
     assert generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8) == free
 

@@ -68,6 +68,14 @@ def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
         "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
         "_generate_and_score_completions": ["self", "inputs"],
         "_compute_loss": ["self", "model", "inputs"],
+        "_generate_single_turn": [
+            "self",
+            "prompt_ids",
+            "images",
+            "multimodal_fields",
+            "num_generations",
+            "has_tool_images",
+        ],
     }
     for name, parameters in expected.items():
         assert list(inspect.signature(getattr(GRPOTrainer, name)).parameters) == parameters
@@ -118,6 +126,44 @@ def test_the_loss_is_the_clipped_surrogate_with_a_radius_per_row(trainer: Policy
         expected += sum(terms) / len(terms) / count
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     assert isinstance(trainer.epsilon_low, float)
+
+
+def test_log_probabilities_and_gradients_are_those_of_trl(trainer: PolicyTrainer) -> None:
+    """Computed in pieces without common padding, they are what TRL computes of the whole padded batch."""
+    batch = rollout(trainer)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width, real = batch["completion_ids"].shape[1], batch["completion_mask"].bool()
+    found = []
+    for compute in (trainer._get_per_token_logps_and_entropies, None):
+        trainer.model.zero_grad()
+        if compute is None:
+            logps, entropies, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+                trainer, trainer.model, ids, mask, width, compute_entropy=True
+            )
+        else:
+            logps, entropies, _ = compute(trainer.model, ids, mask, width, compute_entropy=True)
+        logps[real].sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+        found.append((logps[real].detach(), entropies[real].detach(), gradient))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_rollouts_follow_the_policy(trainer: PolicyTrainer) -> None:
+    """First tokens are drawn with the model's own probabilities (chi-squared over the likeliest and the rest)."""
+    prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
+    with torch.no_grad():
+        trainer.model.lm_head.weight.mul_(3)  # a random model is near uniform over its tokens
+        expected = trainer.model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    drawn, _ = trainer._generate_single_turn([prompt] * 600, None, {}, 4)
+    first = torch.tensor([ids[0] for ids in drawn])
+    top = expected.topk(5).indices
+    seen = torch.tensor([float((first == token).sum()) for token in top] + [0.0])
+    seen[-1] = 600 - seen.sum()
+    hoped = 600 * torch.cat([expected[top], 1 - expected[top].sum().reshape(1)])
+    assert ((seen - hoped) ** 2 / hoped).sum() < 25.7  # the 0.9999 quantile for 5 degrees of freedom
+    assert len({tuple(ids) for ids in drawn}) > 300
 
 
 def test_rows_keep_their_radius_when_trl_shuffles_and_splits(trainer: PolicyTrainer) -> None:
