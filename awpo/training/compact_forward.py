@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 PIECE_TOKENS = 4096
 
 
-def pieces(attention_mask: Tensor, completion_width: int, most_tokens: int = PIECE_TOKENS) -> Iterator[Piece]:
+def pieces(attention_mask: Tensor, completion_width: int, most_tokens: int) -> Iterator[Piece]:
     """Cuts rows (B, P + C), prompts padded on the left and completions on the right, into pieces of similar length.
 
     `completion_width` is C. Each row is in one piece.
@@ -62,7 +62,7 @@ def in_pieces(
     """
     found: list[tuple[Tensor | None, ...]] = []
     order: list[int] = []
-    for piece in pieces(attention_mask, completion_width):
+    for piece in pieces(attention_mask, completion_width, PIECE_TOKENS):
         results = forward(
             piece.cut(input_ids, completion_width), piece.cut(attention_mask, completion_width), piece.completion
         )
