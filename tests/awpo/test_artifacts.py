@@ -44,10 +44,14 @@ def test_the_manifest_says_what_came_from_what(tmp_path: Path) -> None:
 
 def test_unfinished_work_of_the_same_kind_is_kept_and_of_another_kind_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(RuntimeError, match="died"):
-        with open_stage(out, "example", {"data": "1"}, {}) as stage:
+
+    def die_half_way() -> None:
+        with open_stage(out, "example", {"data": "1"}, {}):
             (out / "part.txt").write_text("half")
             raise RuntimeError("died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        die_half_way()
     assert read_manifest(out) is None
     with open_stage(out, "example", {"data": "1"}, {}) as stage:
         assert stage.resumed

@@ -12,7 +12,7 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
 
 
 def test_a_value_outside_its_limits_is_one_line_with_the_key() -> None:
-    with pytest.raises(UserError, match="the preset: group_size: .*greater than or equal to 2") as caught:
+    with pytest.raises(UserError, match=r"the preset: group_size: .*greater than or equal to 2") as caught:
         PolicyConfig.read({"group_size": 1}, "the preset")
     assert "\n" not in str(caught.value)
 

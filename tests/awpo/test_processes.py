@@ -72,7 +72,7 @@ def test_a_second_run_does_not_relay_the_events_of_the_first(worker: str, tmp_pa
 
 
 def test_what_a_person_can_mend_arrives_as_such(worker: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^the file is missing; give another$"):
+    with pytest.raises(UserError, match=r"^the file is missing; give another$"):
         run_worker(worker, {"folder": str(tmp_path), "end": "user"}, tmp_path)
 
 
