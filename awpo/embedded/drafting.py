@@ -17,6 +17,7 @@ from awpo.types import Message, Split, Tool, ToolCall
 
 MOST_TOOLS = 4
 LONGEST_REPLY = 10  # words
+USUAL_SHARE = 0.85  # of the tools go by their usual names; the others make reading the list of tools worth it
 SAME_DOMAIN_SHARE = 0.5  # of tools drawn beside another one
 
 Values = dict[str, Value]
@@ -337,11 +338,14 @@ class Writer:
     def _offer(self, spec: ToolSpec) -> _Offer:
         """The tool under the names that it has in this dialogue; drawn when it is first needed."""
         if spec.id not in self.offers:
-            style = self.rng.randrange(12)  # one for all parameters, so that "a" goes with "b" and "from" with "to"
+            usual = self.rng.random() < USUAL_SHARE
+            # One style for all parameters, so that "a" goes with "b" and "from" with "to".
+            style = 0 if usual else self.rng.randrange(12)
             parameters = {
                 slot: parameter.names[style % len(parameter.names)] for slot, parameter in spec.parameters.items()
             }
-            name, description = self.rng.choice(spec.names), self.rng.choice(spec.descriptions)
+            name = spec.names[0] if usual else self.rng.choice(spec.names)
+            description = spec.descriptions[0] if usual else self.rng.choice(spec.descriptions)
             self.offers[spec.id] = _Offer(spec, name, description, parameters)
             self.domains.append(spec.domain)
         return self.offers[spec.id]

@@ -33,8 +33,9 @@ LONGEST_TEXT = 16384  # tokens
 
 _WORD = re.compile(r"[^\W\d_]+")
 _SPACED_WORD = re.compile(r"(?<= )[^\W\d_]+")
-# Qwen3's splitting, with two changes: no letter word takes the sign before it along, and see `_splitting`.
-_QWEN3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s"
+# Qwen3's splitting, with three changes: a word does not take the sign before it along but an underscore after it
+# ("get_", "weather": a name is copied word by word, and its last word is that of the sentence), and see `_splitting`.
+_QWEN3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+_?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s"
 
 
 def chat_template(name: str = "qwen3") -> str:

@@ -166,9 +166,13 @@ def test_tools_of_the_tools_split_are_never_shown_elsewhere(corpus: list[Dialogu
     assert len({tool.name for tool in unseen}) >= 8
 
 
-def test_train_shows_every_seen_tool_by_every_name(corpus: list[Dialogue]) -> None:
-    shown = {tool.name for dialogue in of_split(corpus, "train") for tool in dialogue.tools}
-    assert shown == {name for spec in load_catalogue().tools if not spec.unseen for name in spec.names}
+def test_train_shows_every_seen_tool_by_its_usual_name_and_most_by_others(corpus: list[Dialogue]) -> None:
+    seen = [spec for spec in load_catalogue().tools if not spec.unseen]
+    usual, every = {spec.names[0] for spec in seen}, {name for spec in seen for name in spec.names}
+    names = [tool.name for dialogue in of_split(corpus, "train") for tool in dialogue.tools]
+    assert usual <= set(names) <= every
+    assert len(set(names)) > 0.9 * len(every)
+    assert 0.8 < sum(name in usual for name in names) / len(names) < 0.97
 
 
 @pytest.mark.parametrize("split", ["train", "test_phrasings", "test_tools"])
