@@ -13,7 +13,7 @@ from pathlib import Path
 
 from awpo.processes import last_lines
 
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 # The guard gives its command 15 s; a worker ends its runs within that.
 STOP_SECONDS = 25.0
 

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -428,11 +428,16 @@ def _flow_session(verbose: bool) -> Iterator[None]:
     """Prefect quiet unless asked, the running server joined where there is one, progress shown."""
     if not verbose:
         environment.quiet_prefect()
-    from flows.servers import join_running_server
+    from flows.prefect_server import join_running_server, temporary_server
+    from flows.preflight import check_writable
+    from tasks.layout import runs_root
 
-    if join_running_server() is None:
-        typer.echo("starting Prefect (a temporary server; its runs are kept in the runs folder) ...", err=True)
-    with _progress():
+    check_writable(runs_root(), "AWPO_RUNS")
+    with ExitStack() as stack:
+        if join_running_server() is None:
+            typer.echo("starting Prefect ...", err=True)
+            typer.echo(f"watch at {stack.enter_context(temporary_server()).removesuffix('/api')}", err=True)
+        stack.enter_context(_progress())
         yield
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 from rich.table import Table
 
 from awpo.errors import UserError
+from flows.prefect_server import ROOT, join_running_server, port_is_free
 from flows.preflight import GIGABYTE, check_writable, nearest_existing
-from flows.servers import ROOT, answers, join_running_server, port_is_free
 from tasks.layout import runs_root
 
 NEEDED_PACKAGES = ("torch", "transformers", "trl", "prefect", "mlflow", "pydantic", "typer", "pyarrow", "datasets")
@@ -150,12 +150,11 @@ def check_store() -> Check:
 
 
 def check_server() -> Check:
-    url = join_running_server()
-    if url is None:
-        return Check("Prefect server", "ok", "none running; commands start a temporary one")
-    if answers(f"{url.rstrip('/')}/health"):
-        return Check("Prefect server", "ok", url)
-    return Check("Prefect server", "mend", f"{url} does not answer", "start it, or unset PREFECT_API_URL")
+    try:
+        url = join_running_server()
+    except UserError as error:
+        return Check("Prefect server", "mend", str(error), "start it, or unset PREFECT_API_URL")
+    return Check("Prefect server", "ok", url or "none running; commands start a temporary one")
 
 
 def check_port(name: str, port: int, option: str) -> Check:

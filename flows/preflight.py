@@ -21,17 +21,20 @@ def nearest_existing(path: Path) -> Path:
     return path
 
 
-def check_writable(out: Path) -> None:
-    """Raises UserError where `out` cannot become a folder with files in it. Leaves nothing behind."""
+def check_writable(out: Path, option: str = "--out") -> None:
+    """Raises UserError where `out` cannot become a folder with files in it; `option` is how to choose another.
+
+    Leaves nothing behind.
+    """
     place = nearest_existing(out)
     if not place.is_dir():
-        raise UserError(f"cannot write to {out}: {place} is a file; choose another folder with --out")
+        raise UserError(f"cannot write to {out}: {place} is a file; choose another folder with {option}")
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise UserError(
-            f"cannot write to {out}: {error.strerror}; choose a folder you may write to with --out"
+            f"cannot write to {out}: {error.strerror}; choose a folder you may write to with {option}"
         ) from None
 
 

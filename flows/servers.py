@@ -5,29 +5,23 @@ Loopback only. The servers and the worker run under `flows.guard` and end with t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from awpo.artifacts import write_atomically
 from awpo.errors import UserError
 from flows.children import Child, ServerFailed
+from flows.prefect_server import HOST, ROOT, announced, answers, port_is_free, prefect_command, server_environment
 from tasks.layout import runs_root
 
-HOST = "127.0.0.1"
 POOL = "awpo-local"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -46,47 +40,10 @@ class Addresses:
         return f"http://{HOST}:{self.mlflow_port}"
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a server could listen on that loopback port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
 def require_port(port: int, option: str) -> None:
     """Raises UserError where the port is in use; `option` is how to choose another."""
     if not port_is_free(port):
         raise UserError(f"port {port} is in use; stop what listens there, or choose another with {option} PORT")
-
-
-def answers(url: str, seconds: float = 2.0) -> bool:
-    """Whether something answers well under `url`."""
-    try:
-        with urllib.request.urlopen(url, timeout=seconds) as response:
-            return bool(response.status < 400)
-    except (OSError, urllib.error.URLError):
-        return False
-
-
-def server_environment(addresses: Addresses) -> dict[str, str]:
-    """The environment of servers, worker and deployment: paths absolute, as their working folder is the project's."""
-    return {
-        **os.environ,
-        "PREFECT_API_URL": f"{addresses.prefect}/api",
-        "PREFECT_SERVER_API_HOST": HOST,
-        "PREFECT_SERVER_API_PORT": str(addresses.prefect_port),
-        "AWPO_RUNS": str(runs_root()),
-        "PWD": str(ROOT),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-    }
-
-
-def prefect_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "prefect", *arguments]
 
 
 def run_prefect(arguments: list[str], environment: dict[str, str]) -> None:
@@ -134,7 +91,7 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
     if local_store:
         require_port(addresses.mlflow_port, "--mlflow-port")
     logs = runs_root() / "logs"
-    environment = server_environment(addresses)
+    environment = server_environment(addresses.prefect_port)
     with ExitStack() as stack:
         say("starting the Prefect server ...")
         server = _start(stack, "prefect-server", prefect_command("server", "start"), environment, logs)
@@ -151,7 +108,7 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
         register(environment)
         worker = _start(stack, "prefect-worker", prefect_command("worker", "start", "--pool", POOL), environment, logs)
         children.append(worker)
-        stack.enter_context(_announced(addresses))
+        stack.enter_context(announced(f"{addresses.prefect}/api"))
         yield children
 
 
@@ -169,37 +126,6 @@ def mlflow_command(addresses: Addresses) -> list[str]:
         *("--default-artifact-root", (runs_root() / "mlartifacts").as_uri()),
         *("--host", HOST, "--port", str(addresses.mlflow_port), "--workers", "1"),
     ]
-
-
-def _announcement() -> Path:
-    return runs_root() / "serve.json"
-
-
-@contextmanager
-def _announced(addresses: Addresses) -> Iterator[None]:
-    path = _announcement()
-    write_atomically(path, json.dumps({"prefect_api_url": f"{addresses.prefect}/api", "process": os.getpid()}) + "\n")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def join_running_server() -> str | None:
-    """Uses the server of a running `awpo serve` of the same runs folder, so that its UI shows this command's runs.
-
-    Without it a second, temporary server would work on the same database. Returns the API's address, or None.
-    """
-    if "PREFECT_API_URL" in os.environ:
-        return os.environ["PREFECT_API_URL"]
-    try:
-        url = str(json.loads(_announcement().read_text("utf-8"))["prefect_api_url"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not answers(f"{url}/health"):
-        return None
-    os.environ["PREFECT_API_URL"] = url
-    return url
 
 
 def wait_until_stopped(children: list[Child]) -> Child | None:

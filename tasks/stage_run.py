@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -121,8 +122,9 @@ class StageRun:
         if known and known.fingerprint == self.fingerprint:
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
+        allowed = min(threads, available_threads())
         with MetricsRelay(self.run, self.work.folder) as relay:
-            run_worker(module, job, self.work.folder, on_event=self.on_event, threads=threads, cancelled=cancelled)
+            run_worker(module, job, self.work.folder, on_event=self.on_event, threads=allowed, cancelled=cancelled)
         if relay.problem:
             self.warn(f"MLflow did not take all metrics ({relay.problem}); they are sent by the next run of this stage")
 
@@ -170,13 +172,25 @@ def _stamp(folder: Path) -> int | None:
         return None
 
 
+def available_threads() -> int:
+    """How many threads a worker may have: OMP_NUM_THREADS where it is set, else the cores that this process may use."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def prefect_tags() -> dict[str, str]:
     """The Prefect flow run that this work belongs to, and its page where a lasting server has one."""
     if not flow_run.id:
         return {}
     tags = {"prefect.flow_run_id": str(flow_run.id), "prefect.flow_run_name": str(flow_run.name or "")}
     # A temporary server's address is dead as soon as the command ends.
-    if get_current_settings().api.url and (page := url_for("flow-run", obj_id=flow_run.id)):
+    if (
+        "AWPO_TEMPORARY_SERVER" not in os.environ
+        and get_current_settings().api.url
+        and (page := url_for("flow-run", obj_id=flow_run.id))
+    ):
         tags["prefect.flow_run_url"] = page
     return tags
 
