@@ -16,14 +16,14 @@ from typing import Any
 
 from awpo.artifacts import Manifest, open_stage, write_atomically
 from awpo.config import CorpusConfig
-from awpo.embedded.catalogue import load_catalogue
-from awpo.embedded.drafting import Draft, write_draft
+from awpo.embedded.catalogue import load_catalogue, slots_of
+from awpo.embedded.drafting import Draft, Plan, draw_plan, write_draft
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.types import Dialogue, Split, canonical_json
 
 DIALOGUES = "dialogues.jsonl"
-VERSION = 1  # of the generator and its data: raise it whenever the same seed gives other dialogues
+VERSION = 2  # of the generator and its data: raise it whenever the same seed gives other dialogues
 _ATTEMPTS = 500
 
 
@@ -32,8 +32,8 @@ def drafts(config: CorpusConfig) -> Iterator[tuple[Split, Draft]]:
 
     Each has a random generator of its own, seeded by seed, split and number, so that a longer split begins with
     the dialogues of a shorter one. No two dialogues are equal, and a dialogue of another split does not open with
-    a sentence that opens one of train: its first step would be the same question. Raises UserError where a split is
-    larger than the catalogue can fill.
+    a sentence that opens one of train (its first step would be the same question), unless the sentence holds no
+    values ("Tell me a joke."). Raises UserError where a split is larger than the catalogue can fill.
     """
     catalogue = load_catalogue()
     sizes: dict[Split, int] = {
@@ -42,24 +42,29 @@ def drafts(config: CorpusConfig) -> Iterator[tuple[Split, Draft]]:
         "test_phrasings": config.test_dialogues,
         "test_tools": config.test_dialogues,
     }
-    openings: set[str] = set()
+    train_openings: set[str] = set()
     known: set[str] = set()
     for split, size in sizes.items():
+        taken = set() if split == "train" else train_openings
         for number in range(size):
+            plan: Plan | None = None
             for attempt in range(_ATTEMPTS):
                 rng = Random(f"{config.seed}/{split}/{number}/{attempt}")
-                draft = write_draft(rng, split, catalogue)
+                drawn = draw_plan(rng)
+                # The first attempt's plan stays: else plans with few dialogues would get rare in the later splits.
+                plan = plan or drawn
+                draft = write_draft(rng, split, catalogue, plan)
                 opening = draft.messages[0].content or ""
                 content = canonical_json(
                     [[message.to_json() for message in draft.messages], sorted(tool.name for tool in draft.tools)]
                 )
-                if content not in known and (split == "train" or opening not in openings):
+                if content not in known and opening not in taken:
                     break
             else:
                 raise UserError(f"no new dialogue is left for {split} after {number} of {size}; ask for fewer")
             known.add(content)
-            if split == "train":
-                openings.add(opening)
+            if split == "train" and slots_of(draft.templates[0]):
+                train_openings.add(opening)
             yield split, draft
 
 

@@ -381,9 +381,13 @@ EPISODES: Mapping[str, Callable[[Writer], None]] = {
 }
 
 
-def write_draft(rng: Random, split: Split, catalogue: Catalogue, attempts: int = 100) -> Draft:
-    """One dialogue of a plan drawn by weight. Raises ValueError where no draw of a plan suits the catalogue."""
-    (plan,) = rng.choices(PLANS, [plan.weight for plan in PLANS])
+def draw_plan(rng: Random) -> Plan:
+    """A plan, drawn by weight."""
+    return rng.choices(PLANS, [plan.weight for plan in PLANS])[0]
+
+
+def write_draft(rng: Random, split: Split, catalogue: Catalogue, plan: Plan, attempts: int = 100) -> Draft:
+    """One dialogue of the plan. Raises ValueError where no draw of tools suits it."""
     for _ in range(attempts):
         try:
             return Writer(rng, split, catalogue).write(plan)
