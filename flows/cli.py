@@ -6,41 +6,17 @@ mend ends in one line on standard error and exit code 2; work that failed in one
 
 from __future__ import annotations
 
-import flows.environment as environment  # sets defaults before the libraries below read them
+import flows.environment  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from awpo.errors import UserError
-
-
-class Commands(TyperGroup):
-    """Turns errors that are for people into one line and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            typer.echo("stopped; the same command goes on where it stood", err=True)
-            raise typer.Exit(130) from None
-        except RuntimeError as error:
-            if type(error).__name__ not in ("WorkFailed", "StageFailed", "ServerFailed", "SmokeFailed", "Regression"):
-                raise
-            typer.echo(f"failed: {error}", err=True)
-            raise typer.Exit(1) from None
-
+from flows.cli_data import data_app
+from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
 
 app = typer.Typer(
     cls=Commands,
@@ -49,15 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(cls=Commands, help="Prepares data, without any server.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-Out = Annotated[Path, typer.Option(help="Folder of the results; what it holds already is not made again.")]
-Format = Annotated[str, typer.Option(help="Format of the source; auto looks at its rows.")]
-Model = Annotated[str | None, typer.Option(help="A preset of infra/presets/models, or a checkpoint's folder.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of model, SFT, policy training.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, on the last line.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show Prefect's log, and tracebacks in it.")]
 
 
 @app.command()
@@ -108,7 +76,7 @@ def train(
     model: Model = None,
     seed: Seed = None,
     init: Annotated[str | None, typer.Option(help="Where policy training starts: sft or base.")] = None,
-    format: Format = "auto",
+    format: Annotated[str | None, typer.Option(help="Format of the source; auto looks at its rows.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -116,10 +84,9 @@ def train(
     from flows.parameters import read_pipeline
     from flows.preflight import check_source
 
-    changes = {"data": str(data) if data else None, "model": model, "seed": seed, "init": init}
-    settings = _changed(
-        read_pipeline(preset), {**changes, "methods": tuple(method) if method else None, "format": format}, {}
-    )
+    changes: dict[str, Any] = {"model": model, "seed": seed, "init": init, "format": format}
+    changes |= {"data": str(data) if data else None, "methods": tuple(method) if method else None}
+    settings = _changed(read_pipeline(preset), changes, {}, settings_of_model=True)
     if settings.data:
         check_source(Path(settings.data), settings.format)
     _run_pipeline(settings, out, verbose, as_json)
@@ -148,12 +115,12 @@ def evaluate(
         {**base.model_dump(), **{key: tuple(value) for key, value in changes.items() if value}}, "awpo evaluate"
     )
     _check_checkpoint(checkpoint)
-    with _flow_session(verbose):
+    with flow_session(verbose):
         from flows.evaluate import evaluate as flow
 
         result = flow(checkpoint, str(instances) if instances else None, str(out), settings)
     if as_json:
-        _print_json({"run_id": result["run_id"], "scores": result["scores"], "out": result["out"]})
+        print_json({"run_id": result["run_id"], "scores": result["scores"], "out": result["out"]})
         return
     from rich.console import Console
 
@@ -176,7 +143,7 @@ def compare(
 
     found = [row.to_json() for row in compare_runs(read_run(first), read_run(second))]
     if as_json:
-        _print_json({"differences": found})
+        print_json({"differences": found})
         return
     from rich.console import Console
 
@@ -194,7 +161,7 @@ def methods(as_json: Json = False) -> None:
     from awpo.methods import METHODS
 
     if as_json:
-        _print_json({"methods": [method.to_json() for method in METHODS.values()]})
+        print_json({"methods": [method.to_json() for method in METHODS.values()]})
         return
     from rich.console import Console
 
@@ -243,99 +210,12 @@ def serve(
         raise typer.Exit(1)
 
 
-@data_app.command()
-def decompose(
-    source: Annotated[Path, typer.Argument(help="File or folder of dialogues.")],
-    out: Out,
-    format: Format = "auto",
-    as_json: Json = False,
-) -> None:
-    """Cuts dialogues into instances, one per assistant step; lists the rows that it cannot use, with the reason."""
-    from flows.preflight import check_out, check_source
-
-    check_source(source, format)
-    check_out(out, needed=0.2)
-    from awpo.data.decompose import decompose_source
-
-    _stage(
-        f"decompose {source.name}",
-        out,
-        as_json,
-        lambda progress: decompose_source(source, out, format=format, progress=progress),
-    )
-
-
-@data_app.command()
-def corpus(
-    out: Out,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
-    train: Annotated[int, typer.Option(min=1, help="Dialogues of the training split.")] = 4000,
-    validation: Annotated[int, typer.Option(min=1, help="Dialogues of the validation split.")] = 120,
-    test: Annotated[int, typer.Option(min=1, help="Dialogues of each of the two test splits.")] = 120,
-    as_json: Json = False,
-) -> None:
-    """Writes the embedded corpus of tool-use dialogues."""
-    from flows.preflight import check_out
-
-    check_out(out, needed=0.2)
-    from awpo.config import CorpusConfig
-    from awpo.embedded.corpus import write_corpus
-
-    config = CorpusConfig(seed=seed, train_dialogues=train, validation_dialogues=validation, test_dialogues=test)
-    _stage("write corpus", out, as_json, lambda progress: write_corpus(out, config, progress=progress))
-
-
-@data_app.command()
-def rationales(
-    instances: Annotated[Path, typer.Argument(help="Folder of instances.")],
-    out: Out,
-    endpoint: Annotated[
-        str | None, typer.Option(help="Base URL of an OpenAI-compatible endpoint, ending in /v1.")
-    ] = None,
-    endpoint_model: Annotated[str | None, typer.Option(help="Model to ask the endpoint for.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Writes a reference rationale for each instance: offline, or by an endpoint (its key in OPENAI_API_KEY)."""
-    from flows.preflight import check_file, check_out
-
-    check_file(instances, "folder of instances")
-    check_out(out, needed=0.2)
-    if (endpoint is None) != (endpoint_model is None):
-        raise UserError("an endpoint needs both --endpoint and --endpoint-model")
-    from awpo.config import RationaleConfig
-    from awpo.data.rationales import write_rationales
-
-    asked = {"writer": "endpoint", "endpoint": {"base_url": endpoint, "model": endpoint_model}} if endpoint else {}
-    config = RationaleConfig.read(asked, "awpo data rationales")
-    _stage(
-        "write rationales", out, as_json, lambda progress: write_rationales(instances, out, config, progress=progress)
-    )
-
-
-def _stage(title: str, out: Path, as_json: bool, work: Callable[[Any], Any]) -> None:
-    """Runs a stage without Prefect and prints its counts."""
-    with _progress():
-        from tasks.progress import open_line
-
-        line = open_line(title)
-        try:
-            manifest = work(line.update)
-        except BaseException:
-            line.end("failed")
-            raise
-        line.end("done")
-    if as_json:
-        _print_json({"out": str(out), **manifest.counts})
-        return
-    for key, value in manifest.counts.items():
-        typer.echo(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
-    typer.echo(f"in {out}")
-
-
-def _changed(settings: Any, values: dict[str, Any], nested: dict[str, dict[str, Any]]) -> Any:
+def _changed(
+    settings: Any, values: dict[str, Any], nested: dict[str, dict[str, Any]], *, settings_of_model: bool = False
+) -> Any:
     """Settings with the options that were given; checked like the file they came from. Raises UserError.
 
-    Another model than the preset's brings the settings that its own preset has.
+    With `settings_of_model`, another model than the preset's brings the settings that its own preset has.
     """
     from awpo.models import resolve_model
     from flows.parameters import check_policy_method
@@ -344,7 +224,7 @@ def _changed(settings: Any, values: dict[str, Any], nested: dict[str, dict[str, 
         check_policy_method(name)
     raw = settings.model_dump()
     model = values.get("model")
-    if model and model != settings.model:
+    if settings_of_model and model and model != settings.model:
         for section, own in (resolve_model(model).settings or {}).items():
             raw[section] |= own
     raw |= {key: value for key, value in values.items() if value is not None}
@@ -368,12 +248,12 @@ def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> Non
     settings.check()
     check_out(out)
     start = time.monotonic()
-    with _flow_session(verbose):
+    with flow_session(verbose):
         from flows.pipeline import pipeline
 
         result = pipeline(out=str(out), **settings.parameters())
     if as_json:
-        _print_json(_result_json(result))
+        print_json(_result_json(result))
         return
     from rich.console import Console
 
@@ -406,43 +286,6 @@ def _result_json(result: dict[str, Any]) -> dict[str, Any]:
         "out": result["out"],
         "report": result["report"],
     }
-
-
-@contextmanager
-def _progress() -> Iterator[None]:
-    """Bars where standard error is a terminal, a line now and then elsewhere; standard output is for results."""
-    from rich.console import Console
-
-    from tasks.progress import BarReporter, PlainReporter, reporting
-
-    if sys.stderr.isatty():
-        with BarReporter(Console(stderr=True)) as reporter, reporting(reporter):
-            yield
-    else:
-        with reporting(PlainReporter()):
-            yield
-
-
-@contextmanager
-def _flow_session(verbose: bool) -> Iterator[None]:
-    """Prefect quiet unless asked, the running server joined where there is one, progress shown."""
-    if not verbose:
-        environment.quiet_prefect()
-    from flows.prefect_server import join_running_server, temporary_server
-    from flows.preflight import check_writable
-    from tasks.layout import runs_root
-
-    check_writable(runs_root(), "AWPO_RUNS")
-    with ExitStack() as stack:
-        if join_running_server() is None:
-            typer.echo("starting Prefect ...", err=True)
-            typer.echo(f"watch at {stack.enter_context(temporary_server()).removesuffix('/api')}", err=True)
-        stack.enter_context(_progress())
-        yield
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, default=str))
 
 
 if __name__ == "__main__":

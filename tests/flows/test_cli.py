@@ -53,7 +53,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "missing file": (lambda f: ["run", "--data", "no.json", "--out", "o"], "no.json does not exist"),
     "text for a source": (
         lambda f: ["run", "--data", other(f, "a.txt", "hello\nworld\n"), "--out", "o"],
-        "no known format",
+        "give a JSON array of rows",
     ),
     "JSON of another form": (
         lambda f: ["data", "decompose", other(f, "a.json", '[{"speed": 3}]'), "--out", "o"],

@@ -1,0 +1,82 @@
+"""What the commands share: options, errors as one line, progress, a session with Prefect."""
+
+from __future__ import annotations
+
+import flows.environment as environment  # sets defaults before the libraries below read them
+
+# isort: split
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from awpo.errors import UserError
+
+
+class Commands(TyperGroup):
+    """Turns errors that are for people into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command goes on where it stood", err=True)
+            raise typer.Exit(130) from None
+        except RuntimeError as error:
+            if type(error).__name__ not in ("WorkFailed", "StageFailed", "ServerFailed", "SmokeFailed", "Regression"):
+                raise
+            typer.echo(f"failed: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+Out = Annotated[Path, typer.Option(help="Folder of the results; what it holds already is not made again.")]
+Format = Annotated[str, typer.Option(help="Format of the source; auto looks at its rows.")]
+Model = Annotated[str | None, typer.Option(help="A preset of infra/presets/models, or a checkpoint's folder.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of model, SFT, policy training.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, on the last line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Prefect's log, and tracebacks in it.")]
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Bars where standard error is a terminal, a line now and then elsewhere; standard output is for results."""
+    from rich.console import Console
+
+    from tasks.progress import BarReporter, PlainReporter, reporting
+
+    if sys.stderr.isatty():
+        with BarReporter(Console(stderr=True)) as reporter, reporting(reporter):
+            yield
+    else:
+        with reporting(PlainReporter()):
+            yield
+
+
+@contextmanager
+def flow_session(verbose: bool) -> Iterator[None]:
+    """Prefect quiet unless asked, the running server joined where there is one, progress shown."""
+    if not verbose:
+        environment.quiet_prefect()
+    from flows.prefect_server import join_running_server, temporary_server
+    from flows.preflight import check_writable
+    from tasks.layout import runs_root
+
+    check_writable(runs_root(), "AWPO_RUNS")
+    with ExitStack() as stack:
+        if join_running_server() is None:
+            typer.echo("starting Prefect ...", err=True)
+            typer.echo(f"watch at {stack.enter_context(temporary_server()).removesuffix('/api')}", err=True)
+        stack.enter_context(progress_shown())
+        yield
+
+
+def print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, default=str))
