@@ -34,7 +34,7 @@ __all__ = ["RunSummary", "write_report"]
 TEMPLATES = Path(__file__).parent / "templates"
 # Training curves: metric, title, unit, fixed bounds of the axis.
 CURVES: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
-    ("reward/total", "Reward, total", "mean over rollouts", None),
+    ("reward/total", "Reward, total", "what the method is trained on", None),
     ("reward/correct", "Reward, correctness", "mean over rollouts", None),
     ("reward/reasoning", "Reward, reasoning", "mean over rollouts", None),
     ("gradient_norm", "Gradient norm", "before clipping", None),

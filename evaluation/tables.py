@@ -103,7 +103,8 @@ def _accuracy(row: Mapping[str, Any] | None) -> Cell:
 
 
 def method_cells(run: RunSummary, runs: Sequence[RunSummary], splits: Sequence[str], reference: str) -> list[Cell]:
-    reward = _last(run.metrics, "reward/total")
+    # The outcome is the part that all methods are rewarded for; their totals are not comparable.
+    reward = _last(run.metrics, "reward/outcome")
     lengths = [row["response_tokens"] for split in splits if (row := score_row(run, "held_out", split, "sampled"))]
     cells = [
         Cell(run.name),

@@ -168,18 +168,22 @@ def write_report(subjects: list[Subject], out: Path, notes: list[str]) -> Path:
     """One self-contained HTML file with tables and curves of all subjects; returns its path."""
     from evaluation import report
 
-    return report.write_report(out, [run_summary(subject) for subject in subjects], notes=notes)
+    several = len({(subject.model, subject.seed) for subject in subjects}) > 1
+    return report.write_report(out, [run_summary(subject, several) for subject in subjects], notes=notes)
 
 
-def run_summary(subject: Subject) -> RunSummary:
-    """What the report knows of a subject, from the files that its stages left."""
+def run_summary(subject: Subject, several: bool) -> RunSummary:
+    """What the report knows of a subject, from the files that its stages left.
+
+    `several`: the report is over several models or seeds, so that a name must say which one it is of.
+    """
     from evaluation.report import RunSummary
 
     trained, evaluated = read_manifest(subject.trained), read_manifest(subject.evaluation)
     manifests = {"training": trained, "evaluation": evaluated}
     start = f" from {subject.init}" if subject.init != "sft" and subject.method not in ("base", "sft") else ""
     return RunSummary(
-        name=f"{subject.method}{start} · {subject.model} · seed {subject.seed}",
+        name=f"{subject.method}{start}" + (f" · {subject.model} · seed {subject.seed}" if several else ""),
         method=subject.method,
         model=subject.model,
         seed=subject.seed,
