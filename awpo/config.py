@@ -109,7 +109,7 @@ class SftConfig(Settings):
     steps: int = Field(600, ge=1, description="Optimiser steps")
     batch_size: int = Field(32, ge=1, description="Instances per optimiser step")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate")
-    warmup_share: float = Field(0.05, ge=0, le=1, description="Share of the steps with a rising learning rate")
+    warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of the steps with a rising learning rate")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
     max_length: int = Field(
         1024, ge=16, description="Longest prompt + target in tokens; longer instances are counted and left out"
