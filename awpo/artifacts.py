@@ -110,6 +110,14 @@ def read_manifest(folder: Path) -> Manifest | None:
         ) from None
 
 
+def finished_result(folder: Path, fingerprint: str) -> Manifest | None:
+    """The manifest of a finished result of exactly this work with all its files there, or None."""
+    known = read_manifest(folder)
+    if known and known.fingerprint == fingerprint and all((folder / name).is_file() for name in known.outputs):
+        return known
+    return None
+
+
 def stage_fingerprint(stage: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> str:
     """The identity of a piece of work: same stage, inputs and config, same fingerprint."""
     return content_hash([stage, dict(inputs), dict(config)])
@@ -151,17 +159,19 @@ def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mappi
 
     If it holds a finished result of the same stage, inputs and config, the yielded stage is `finished` and
     nothing should be done. If it holds unfinished work of the same fingerprint, that is kept for resuming
-    (`resumed` is true). Anything else of an earlier stage is removed first; a folder that was not made by a stage
-    is never touched.
+    (`resumed` is true). Anything else of the same stage is removed first, and a result of which files are missing
+    is made again; the result of another stage, or a folder that was not made by a stage, is never touched.
 
-    Raises UserError where the folder cannot be written, or holds files that no stage wrote.
+    Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result.
     """
     stage = Stage(folder, name, inputs, config)
-    known = read_manifest(folder) if folder.is_dir() else None
-    if known and known.fingerprint == stage.manifest.fingerprint:
-        stage.manifest, stage.finished = known, True
+    if done := finished_result(folder, stage.manifest.fingerprint):
+        stage.manifest, stage.finished = done, True
         yield stage
         return
+    known = read_manifest(folder)
+    if known and known.stage != name:
+        raise UserError(f"{folder} holds the result of another stage, {known.stage!r}; choose another folder")
     marker = folder / IN_PROGRESS
     try:
         if marker.exists() and marker.read_text("utf-8") == stage.manifest.fingerprint:

@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 from prefect.utilities.urls import url_for
 
-from awpo.artifacts import MANIFEST, Manifest, input_identity, read_manifest, stage_fingerprint
+from awpo.artifacts import MANIFEST, Manifest, finished_result, input_identity, read_manifest, stage_fingerprint
 from awpo.config import Settings
 from awpo.errors import UserError
 from awpo.processes import run_worker
@@ -118,8 +118,7 @@ class StageRun:
         A finished result is left alone without starting a process, which takes seconds to import what it needs.
         Raises what `awpo.processes.run_worker` raises.
         """
-        known = read_manifest(self.work.folder)
-        if known and known.fingerprint == self.fingerprint:
+        if finished_result(self.work.folder, self.fingerprint):
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
         allowed = min(threads, available_threads())

@@ -69,6 +69,24 @@ def test_a_folder_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+def test_the_result_of_another_stage_is_left_alone(tmp_path: Path) -> None:
+    finish(tmp_path)
+    with (
+        pytest.raises(UserError, match="holds the result of another stage, 'example'"),
+        open_stage(tmp_path, "train", {"data": "1"}, {"a": 1}),
+    ):
+        pass
+    assert (tmp_path / "result.txt").read_text() == "result"
+    assert not finish(tmp_path)
+
+
+def test_a_result_of_which_a_file_is_missing_is_made_again(tmp_path: Path) -> None:
+    finish(tmp_path)
+    (tmp_path / "result.txt").unlink()
+    assert finish(tmp_path)
+    assert (tmp_path / "result.txt").exists()
+
+
 def test_a_path_below_a_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
