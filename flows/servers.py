@@ -89,6 +89,10 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
     require_port(addresses.prefect_port, "--prefect-port")
     local_store = not tracking_store().startswith("http")
     if local_store:
+        if addresses.mlflow_port == addresses.prefect_port:
+            raise UserError(
+                f"both servers were given port {addresses.prefect_port}; choose another with --mlflow-port PORT"
+            )
         require_port(addresses.mlflow_port, "--mlflow-port")
     logs = runs_root() / "logs"
     environment = server_environment(addresses.prefect_port)

@@ -158,6 +158,16 @@ def test_a_port_in_use_says_how_to_choose_another(option: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_port_for_two_servers_is_said_before_any_starts(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = awpo("serve", "--prefect-port", port, "--mlflow-port", port, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"error: both servers were given port {port}; choose another with --mlflow-port PORT"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_too_little_disk_is_said_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
