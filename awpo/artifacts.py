@@ -26,9 +26,11 @@ from awpo.types import content_hash
 
 MANIFEST = "manifest.json"
 IN_PROGRESS = ".in_progress"
+PREVIOUS = ".previous"  # an earlier result of the stage, until the new one is finished
 # What `awpo.processes` puts into a worker's run folder, which is the stage's: there before the stage is opened, kept
 # when it is emptied, no part of the result.
 WORKER_FILES = ("job.json", "log.txt", "events.jsonl")
+KEPT = (*WORKER_FILES, PREVIOUS)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -149,6 +151,7 @@ class Stage:
         text = json.dumps(self.manifest.to_json(), indent=2, ensure_ascii=False, default=str)
         write_atomically(self.folder / MANIFEST, text + "\n")
         (self.folder / IN_PROGRESS).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / PREVIOUS, ignore_errors=True)
         self.finished = True
         return self.manifest
 
@@ -160,7 +163,8 @@ def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mappi
     If it holds a finished result of the same stage, inputs and config, the yielded stage is `finished` and
     nothing should be done. If it holds unfinished work of the same fingerprint, that is kept for resuming
     (`resumed` is true). Anything else of the same stage is removed first, and a result of which files are missing
-    is made again; the result of another stage, or a folder that was not made by a stage, is never touched.
+    is made again; the result of another stage, or a folder that was not made by a stage, is never touched. Where a
+    UserError ends work that left nothing to go on from, the folder is as it was before.
 
     Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result.
     """
@@ -176,16 +180,46 @@ def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mappi
     try:
         if marker.exists() and marker.read_text("utf-8") == stage.manifest.fingerprint:
             stage.resumed = True
-        elif folder.is_dir() and (found := [path for path in folder.iterdir() if path.name not in WORKER_FILES]):
+        elif folder.is_dir() and (found := [path for path in folder.iterdir() if path.name not in KEPT]):
             if not known and not marker.exists():
                 raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
             for path in found:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                if known:
+                    (folder / PREVIOUS).mkdir(exist_ok=True)
+                    path.rename(folder / PREVIOUS / path.name)
+                else:
+                    _remove(path)
+        made = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(marker, stage.manifest.fingerprint)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from None
-    yield stage
+    try:
+        yield stage
+    except UserError:
+        if not stage.resumed:
+            _take_back(folder, made)
+        raise
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _take_back(folder: Path, made: bool) -> None:
+    """Undoes a failed attempt, unless it left hidden files: those are what a later attempt goes on from."""
+    hidden = {path.name for path in folder.iterdir() if path.name.startswith(".")}
+    if hidden - {IN_PROGRESS, PREVIOUS}:
+        return
+    for path in folder.iterdir():
+        if path.name not in KEPT:
+            _remove(path)
+    if (folder / PREVIOUS).is_dir():
+        for path in (folder / PREVIOUS).iterdir():
+            path.rename(folder / path.name)
+        (folder / PREVIOUS).rmdir()
+    elif made and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def input_identity(path: Path) -> str:

@@ -8,7 +8,9 @@ from awpo.artifacts import file_hash, input_identity, open_stage, read_manifest,
 from awpo.errors import UserError
 
 
-def finish(folder: Path, text: str = "result", config: dict | None = None, inputs: dict | None = None) -> bool:
+def finish(
+    folder: Path, text: str = "result", config: dict[str, int] | None = None, inputs: dict[str, str] | None = None
+) -> bool:
     """Runs a one-file stage; returns whether it had to do anything."""
     with open_stage(folder, "example", inputs or {"data": "1"}, config or {"a": 1}) as stage:
         if stage.finished:
@@ -121,3 +123,40 @@ def test_identity_follows_the_content_and_not_the_place(tmp_path: Path) -> None:
     assert input_identity(tmp_path / "one") != input_identity(tmp_path / "three")
     with pytest.raises(UserError, match="does not exist"):
         input_identity(tmp_path / "four")
+
+
+def fail(folder: Path, config: dict[str, int], *, hidden: bool = False) -> None:
+    """A stage that a person must mend, after it has written something."""
+    with open_stage(folder, "example", {"data": "1"}, config):
+        (folder / "result.txt").write_text("half")
+        if hidden:
+            (folder / ".answers.jsonl").write_text("dear")
+        raise UserError("the row cannot be used; give another")
+
+
+def test_a_failed_attempt_gives_the_earlier_result_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(out)
+    before = {path.name: path.read_text() for path in out.iterdir()}
+    with pytest.raises(UserError, match="cannot be used"):
+        fail(out, {"a": 2})
+    assert {path.name: path.read_text() for path in out.iterdir()} == before
+    assert not finish(out)
+
+
+def test_a_failed_first_attempt_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be used"):
+        fail(tmp_path / "out", {"a": 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_attempt_keeps_what_a_later_one_goes_on_from(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finish(out)
+    with pytest.raises(UserError, match="cannot be used"):
+        fail(out, {"a": 2}, hidden=True)
+    assert (out / ".answers.jsonl").read_text() == "dear"
+    with open_stage(out, "example", {"data": "1"}, {"a": 2}) as stage:
+        assert stage.resumed
+        stage.finish()
+    assert not (out / ".previous").exists()
