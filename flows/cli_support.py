@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from awpo.errors import UserError
 
@@ -24,6 +25,13 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except TyperException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # a group alone: typer shows its help
+                raise
+            context = getattr(error, "ctx", None)
+            asked = context.command_path if context else "awpo"
+            typer.echo(f"error: {error.format_message().rstrip('.')}; see `{asked} --help`", err=True)
+            raise typer.Exit(2) from None
         except UserError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from None

@@ -186,10 +186,12 @@ def test_too_little_disk_is_said_before_anything_is_done(tmp_path: Path, monkeyp
     "arguments",
     [["run"], ["run", "--data"], ["nonsense"], ["methods", "--no-such"], ["train", "--out", "o", "--seed", "-1"]],
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
     done = awpo(*arguments, folder=tmp_path)
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "--help`" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
