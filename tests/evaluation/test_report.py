@@ -70,7 +70,15 @@ def bfcl(category: str, **fields: Any) -> dict[str, Any]:
 
 def metrics(start: float, steps: int = 30) -> list[dict[str, Any]]:
     return [
-        {"step": step, "metrics": {"reward/total": start + step, "reward/outcome": start + step, "response_length": 50.0, "gradient_norm": math.nan}}
+        {
+            "step": step,
+            "metrics": {
+                "reward/total": start + step,
+                "reward/outcome": start + step,
+                "response_length": 50.0,
+                "gradient_norm": math.nan,
+            },
+        }
         for step in range(steps)
     ]
 
