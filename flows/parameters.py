@@ -64,8 +64,12 @@ class PipelineSettings(Settings):
         return methods
 
     def check(self) -> PipelineSettings:
-        """Raises UserError for a model or a source that does not exist, before anything is begun."""
+        """Raises UserError for a model, source or benchmark that is not there, before anything is begun."""
         resolve_model(self.model)
+        if "bfcl" in self.evaluation.benchmarks:
+            from evaluation.bfcl.data import installed_version
+
+            installed_version()
         if self.data is not None and not Path(self.data).exists():
             raise UserError(f"{self.data} does not exist; give the path of a source file or folder")
         return self

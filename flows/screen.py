@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
+
+NUMBERS = ("reward", "accuracy (95%)", "greedy", "tools", "BFCL", "tokens", "time")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -34,24 +35,26 @@ def methods_table(rows: Sequence[dict[str, Any]]) -> Table:
     cells = {(row["model"], row["seed"]) for row in rows}
     several = len(cells) > 1
     title = f"Held-out split {split}" + ("" if several else " · {} · seed {}".format(*next(iter(cells))))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in ("method", *(("model", "seed") if several else ())):
-        table.add_column(name)
-    for name in ("reward", "accuracy (95%)", "greedy", "tools", "BFCL", "tokens", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    # With several models or seeds the width goes to them; the report has the rest.
+    names = ("model", "seed", *NUMBERS[:2], *NUMBERS[3:4], *NUMBERS[5:]) if several else NUMBERS
+    table.add_column("method", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for row in rows:
+        cells_of_row = {
+            "model": str(row["model"]),
+            "seed": str(row["seed"]),
+            "reward": number(row["reward"], 2),
+            "accuracy (95%)": f"{number(row['accuracy'])} {number(row['accuracy_low'], 2)}-{number(row['accuracy_high'], 2)}",
+            "greedy": number(row["greedy"]),
+            "tools": number(row["test_tools"]),
+            "BFCL": number(row["bfcl"]),
+            "tokens": number(row["response_length"], 1),
+            "time": duration(row["seconds"]),
+        }
         start = "" if row["method"] in ("base", "sft") or row["init"] == "sft" else f" from {row['init']}"
-        table.add_row(
-            row["method"] + start,
-            *((str(row["model"]), str(row["seed"])) if several else ()),
-            number(row["reward"], 2),
-            f"{number(row['accuracy'])} {number(row['accuracy_low'], 2)}-{number(row['accuracy_high'], 2)}",
-            number(row["greedy"]),
-            number(row["test_tools"]),
-            number(row["bfcl"]),
-            number(row["response_length"], 1),
-            duration(row["seconds"]),
-        )
+        table.add_row(row["method"] + start, *(cells_of_row[name] for name in names))
     return table
 
 
@@ -73,10 +76,18 @@ def shown_path(path: Path | str) -> str:
         return str(path)
 
 
+def print_whole(console: Console, table: Table) -> None:
+    """Prints a table without cutting anything: wider than the terminal rather than with half numbers."""
+    needed = console.measure(table, options=console.options.update(max_width=400)).maximum
+    if needed > console.width:
+        console = Console(file=console.file, width=needed, force_terminal=console.is_terminal)
+    console.print(table)
+
+
 def last_screen(console: Console, result: dict[str, Any], store: str, seconds: float) -> None:
     """What is left to say when a pipeline has ended."""
     console.print()
-    console.print(methods_table(result["methods"]))
+    print_whole(console, methods_table(result["methods"]))
     for line in (
         "reward: mean outcome reward of sampled answers (ToolRL's, -3 to 4)",
         "accuracy: exact action, sampled; greedy: the same, greedy; tools: sampled, on held-out tools",

@@ -56,7 +56,8 @@ class Serving:
             timeout=2 * PATIENCE,
             check=False,
         )
-        [found] = self.ask("flow_runs/filter", {"limit": 1, "sort": "START_TIME_DESC"})
+        name = deployment.partition("/")[2]
+        [found] = self.ask("flow_runs/filter", {"deployments": {"name": {"any_": [name]}}})
         log = (self.runs / "logs" / "prefect-worker.log").read_text()[-3000:]
         assert found["state_type"] == "COMPLETED", (
             f"{found['state']}\n{started.stdout[-1000:]}{started.stderr[-1000:]}\n{log}"

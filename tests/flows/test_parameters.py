@@ -1,0 +1,94 @@
+"""Pipeline settings: presets hold what their name says, and what is wrong is said before anything is begun."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from awpo.errors import UserError
+from awpo.methods import METHODS
+from flows.parameters import PipelineSettings, check_policy_method, pipeline_presets, read_pipeline
+from flows.pieces import init_of
+
+
+@pytest.mark.parametrize("name", pipeline_presets())
+def test_every_preset_is_valid(name: str) -> None:
+    settings = read_pipeline(name)
+    assert settings.check() is settings
+    assert set(settings.parameters()) == set(PipelineSettings.model_fields)
+
+
+def test_the_demo_trains_what_is_promised() -> None:
+    demo = read_pipeline("demo")
+    assert demo.methods == ("grpo", "grpo_mixed", "awpo")
+    assert demo.init == "sft"
+    assert set(demo.evaluation.benchmarks) == {"held_out", "bfcl"}
+    assert demo.evaluation.samples == 8
+    assert demo.evaluation.bfcl_items_per_category == 30
+    assert demo.policy.steps_per_rollout > 1, "with one step per rollout batch no clip does anything"
+    assert demo.evaluation.temperature == demo.policy.temperature
+
+
+def test_the_parameters_of_flow_and_settings_are_the_same() -> None:
+    import flows.pipeline
+
+    wanted = {*PipelineSettings.model_fields, "out"}
+    assert set(flows.pipeline.pipeline.parameters.properties) == wanted
+
+
+def test_a_file_is_a_preset_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("methods: [dapo]\nseed: 7\n")
+    assert read_pipeline(str(file)).methods == ("dapo",)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("methods: [awop]", "did you mean 'awpo'"),
+        ("methods: [base]", "trains no policy"),
+        ("methods: []", "methods"),
+        ("sed: 1", "did you mean 'seed'"),
+        ("policy: {learning_rat: 1}", "learning_rat"),
+        ("seed: -1", "seed"),
+        ("- a list", "mapping"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_it(text: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=expected) as caught:
+        read_pipeline(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_benchmark_that_is_not_installed_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "bfcl-eval":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(UserError, match="bfcl-eval"):
+        read_pipeline("demo").check()
+
+
+def test_policy_methods() -> None:
+    for name, method in METHODS.items():
+        if method.trains:
+            assert check_policy_method(name) == name
+        else:
+            with pytest.raises(UserError):
+                check_policy_method(name)
+
+
+@pytest.mark.parametrize(
+    ("method", "init", "expected"),
+    [("grpo", "base", "base"), ("grpo", "sft", "sft"), ("sft_grpo", "base", "sft"), ("awpo", "base", "base")],
+)
+def test_where_a_method_starts(method: str, init: str, expected: str) -> None:
+    assert init_of(method, init) == expected
