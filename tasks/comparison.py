@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from awpo.artifacts import read_manifest, write_atomically
 from awpo.events import METRICS, Tail
 from tasks.evaluation import find_score, read_scores
-from tasks.stage_run import show_table
+from tasks.stage_run import show_markdown, show_table
 from tasks.tracking import RunFile, Tracking
 from tasks.training import read_summary
 
@@ -169,7 +169,9 @@ def write_report(subjects: list[Subject], out: Path, notes: list[str]) -> Path:
     from evaluation import report
 
     several = len({(subject.model, subject.seed) for subject in subjects}) > 1
-    return report.write_report(out, [run_summary(subject, several) for subject in subjects], notes=notes)
+    written = report.write_report(out, [run_summary(subject, several) for subject in subjects], notes=notes)
+    show_markdown("report", "\n\n".join([f"One HTML file: `{written.absolute()}`", *notes]))
+    return written
 
 
 def run_summary(subject: Subject, several: bool) -> RunSummary:

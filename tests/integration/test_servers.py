@@ -160,7 +160,7 @@ def test_a_model_is_trained_by_the_worker(serving: Serving, tmp_path: Path) -> N
     artifacts = serving.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
     shown = {artifact["task_run_id"] for artifact in artifacts if artifact["type"] in ("table", "markdown")}
     without = {task["name"] for task in tasks if task["id"] not in shown}
-    assert without <= {task["name"] for task in tasks if task["name"].startswith("write report")}, without
+    assert not without, "tasks without a table or markdown artifact"
     with urllib.request.urlopen(f"{serving.mlflow}/health", timeout=30) as response:
         assert response.status == 200
 
