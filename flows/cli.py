@@ -124,11 +124,11 @@ def evaluate(
         return
     from rich.console import Console
 
-    from flows.screen import plain_table
+    from flows.screen import plain_table, print_whole
 
     columns = ("benchmark", "split", "mode", "group", "accuracy", "low", "high", "items")
     rows = [[row[name] for name in columns] for row in result["scores"]]
-    Console().print(plain_table(f"Evaluation of {checkpoint}", columns, rows))
+    print_whole(Console(), plain_table(f"Evaluation of {checkpoint}", columns, rows))
 
 
 @app.command()
@@ -147,11 +147,11 @@ def compare(
         return
     from rich.console import Console
 
-    from flows.screen import plain_table
+    from flows.screen import plain_table, print_whole
 
     columns = ("benchmark", "split", "mode", "first", "second", "difference", "low", "high", "items")
-    Console().print(
-        plain_table(f"{second} against {first}", columns, [[row[name] for name in columns] for row in found])
+    print_whole(
+        Console(), plain_table(f"{second} against {first}", columns, [[row[name] for name in columns] for row in found])
     )
 
 
@@ -165,10 +165,10 @@ def methods(as_json: Json = False) -> None:
         return
     from rich.console import Console
 
-    from flows.screen import plain_table
+    from flows.screen import text_table
 
     rows = [(method.name, " + ".join(method.stages) or "-", method.summary) for method in METHODS.values()]
-    Console().print(plain_table("Methods", ("name", "stages", "what it does"), rows))
+    Console().print(text_table("Methods", ("name", "stages", "what it does"), rows))
 
 
 @app.command()

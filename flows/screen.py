@@ -59,12 +59,24 @@ def methods_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table of texts and numbers."""
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    """A table of names and numbers; print it with `print_whole`."""
+    found = list(rows)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, column in enumerate(columns):
+        numeric = any(isinstance(row[place], int | float) for row in found)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in found:
         table.add_row(*[number(cell) if isinstance(cell, float) else str(cell) for cell in row])
+    return table
+
+
+def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose last column is prose, wrapped to the terminal's width."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place < len(columns) - 1)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
