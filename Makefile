@@ -26,7 +26,7 @@ demo: $(READY) ## Corpus, SFT, policy training by three methods, evaluation, rep
 	$(BIN)/awpo demo
 
 test: $(READY) ## The tests, two processes at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study" -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study" -n 2 --dist loadfile
 
 study: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study

@@ -18,7 +18,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, SftConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flows")]
+pytestmark = pytest.mark.slow
 
 TINY: dict[str, Any] = {
     "corpus": CorpusConfig(train_dialogues=30, validation_dialogues=4, test_dialogues=4),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("run")]
+pytestmark = pytest.mark.slow
 
 
 def test_run_on_toolrl_rows(shared_data: Path, tmp_path: Path) -> None:
