@@ -89,7 +89,14 @@ class RationaleConfig(Settings):
 class JudgeConfig(Settings):
     """Who scores the thoughts of rollouts."""
 
-    kind: Literal["rubric", "endpoint"] = Field("rubric", description="rubric: offline rules; endpoint: a strong model")
+    kind: Literal["rubric", "endpoint", "correlated"] = Field(
+        "rubric",
+        description="rubric: offline rules; endpoint: a strong model; correlated: drawn with a set correlation to the "
+        "outcome, for studies of judges",
+    )
+    correlation: float | None = Field(
+        None, ge=-1, le=1, description="Correlation of the scores with the outcome reward, where kind is correlated"
+    )
     endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the judge is one")
     scale: float = Field(3.0, gt=0, description="Reasoning reward of a perfect thought; method.md section 1")
     two_pass: bool = Field(False, description="Show the reference rationale only after a low first score")
@@ -100,6 +107,8 @@ class JudgeConfig(Settings):
     def _endpoint_given(self) -> Self:
         if self.kind == "endpoint" and self.endpoint is None:
             raise ValueError("kind 'endpoint' needs 'endpoint' with base_url and model")
+        if (self.kind == "correlated") != (self.correlation is not None):
+            raise ValueError("'correlation' and kind 'correlated' go together: give both or neither")
         return self
 
 

@@ -1,7 +1,7 @@
 """The reasoning reward's source: a score in [0, 1] for the thought of a completion.
 
 `RubricJudge` scores by fixed rules and needs nothing but the instance; `EndpointJudge` asks a strong model over an
-OpenAI-compatible endpoint. A judgement that failed, or that cannot be made, is NaN, never 0: the methods leave such
+OpenAI-compatible endpoint; `CorrelatedJudge` draws scores of a set quality, for studies. A judgement that failed, or that cannot be made, is NaN, never 0: the methods leave such
 rollouts' groups to the outcome reward, and count them.
 """
 
@@ -16,6 +16,7 @@ from typing import Protocol
 from awpo.config import JudgeConfig
 from awpo.endpoint import Endpoint, EndpointError
 from awpo.errors import UserError
+from awpo.judge_correlated import CorrelatedJudge
 from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages, read_answer
 from awpo.judge_text import (
     DO_CALL,
@@ -49,8 +50,13 @@ class Judge(Protocol):
         ...
 
 
-def make_judge(config: JudgeConfig) -> Judge:
-    """The judge that the settings name. Raises UserError where its endpoint has no key or a wrong address."""
+def make_judge(config: JudgeConfig, seed: int = 0) -> Judge:
+    """The judge that the settings name; `seed` is that of a correlated judge's noise.
+
+    Raises UserError where its endpoint has no key or a wrong address.
+    """
+    if config.kind == "correlated":
+        return CorrelatedJudge(config.correlation or 0.0, seed)
     return EndpointJudge(config) if config.kind == "endpoint" else RubricJudge()
 
 

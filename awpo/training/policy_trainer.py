@@ -12,6 +12,7 @@ Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -218,6 +219,10 @@ class PolicyTrainer(GRPOTrainer):
         total = rewards_N["outcome"].mean().item()
         if judged.any():
             values["reward/reasoning"] = rewards_N["reasoning"][judged].mean().item()
+            pair = torch.stack([rewards_N["outcome"][judged], rewards_N["reasoning"][judged]])
+            agreement = torch.corrcoef(pair.double())[0, 1].item() if judged.sum() > 1 else math.nan
+            if math.isfinite(agreement):  # it is not where one of the two is constant
+                values["judge/outcome_correlation"] = agreement
             if "reasoning" in self.method.rewards:
                 total += self.method.mix_coefficient * values["reward/reasoning"]
         values["reward/total"] = total

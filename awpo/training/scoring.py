@@ -35,12 +35,13 @@ class Scores:
 
 
 class Scorer:
-    """Scores rollouts for `method`. The offline rubric costs nothing, so it also measures the thoughts of methods
-    that don't use it; an endpoint is asked only where the method needs it."""
+    """Scores rollouts for `method`. A judge that costs nothing also measures the thoughts of methods that don't use
+    it; an endpoint is asked only where the method needs it."""
 
     def __init__(self, method: Method, config: PolicyConfig, samples_file: Path | None) -> None:
         self.method, self.config, self.samples_file = method, config, samples_file
-        self.judge = make_judge(config.judge) if method.needs_judge or config.judge.kind == "rubric" else None
+        asked = method.needs_judge or config.judge.kind != "endpoint"
+        self.judge = make_judge(config.judge, config.seed) if asked else None
 
     def score(self, instances: Sequence[Instance], texts: Sequence[str], lengths: Sequence[int]) -> Scores:
         """`texts` are completions with their tags, `lengths` their tokens; all of length N.

@@ -16,7 +16,7 @@ def test_an_unknown_key_names_the_nearest_known_one() -> None:
     ("settings", "values", "answer"),
     [
         (PolicyConfig, {"judge": {"scael": 1}}, r"unknown key 'judge.scael'; did you mean 'scale'\?"),
-        (PolicyConfig, {"judge": {"zzz": 1}}, r"unknown key 'judge.zzz'; known: kind, endpoint, scale"),
+        (PolicyConfig, {"judge": {"zzz": 1}}, r"unknown key 'judge.zzz'; known: kind, correlation, endpoint"),
         (RationaleConfig, {"endpoint": {"base_url": "u", "modl": "m"}}, r"did you mean 'model'\?"),
     ],
 )
