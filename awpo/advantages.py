@@ -24,7 +24,7 @@ from torch import Tensor
 
 from awpo.clipping import clip_radii
 from awpo.groups import Batch, Normalised, advantage_correlation, normalise, read_batch, variance_ratio
-from awpo.methods import Method
+from awpo.methods import Method, get_method
 
 COMPARISON_TOLERANCE = 1e-6
 """A threshold counts as met from this far below: rounding of float32 rewards decides nothing."""
@@ -95,7 +95,7 @@ class Groups:
 
 
 def estimate(
-    method: Method,
+    method: str | Method,
     rewards: Mapping[str, Tensor],
     *,
     valid: Tensor | None = None,
@@ -104,6 +104,7 @@ def estimate(
 ) -> Estimate:
     """Advantages and clip radii of a batch of P groups of G rollouts.
 
+    method: a name of the registry, or an entry of it, as it stands or changed (`Method.changed`).
     rewards: (P, G) tensors by name. `outcome`, or `format` and `correct`, of which it is the sum; gdpo and dara
     need the two parts. `reasoning`, scaled, >= 0, NaN where a judgement failed; needed by the methods that read it,
     and else only for the statistics.
@@ -111,9 +112,10 @@ def estimate(
     r_min, r_max: (P,), smallest and largest outcome of each prompt. A method with an overlong penalty may lie up to
     1 below r_min.
 
-    Raises ValueError for a method that trains no policy, a missing reward, a wrong shape or dtype, an empty range,
+    Raises UserError for a name that the registry does not hold, ValueError for a method that trains no policy, a missing reward, a wrong shape or dtype, an empty range,
     and an outcome or reasoning reward outside its declared range at a valid rollout.
     """
+    method = get_method(method) if isinstance(method, str) else method
     if method.estimator is None:
         raise ValueError(f"method {method.name!r} trains no policy: it has no advantages")
     batch = read_batch(method, rewards, valid, r_min, r_max)

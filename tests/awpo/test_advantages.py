@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from awpo.advantages import Estimate, estimate
+from awpo.errors import UserError
 from awpo.groups import normalise
 from awpo.methods import METHODS, Method, get_method
 
@@ -455,6 +456,17 @@ def test_a_judge_that_is_not_used_is_still_observed():
 
 
 # What is refused
+
+
+def test_a_method_goes_by_its_name_or_by_its_entry():
+    rewards = {"outcome": torch.tensor([[4.0, -2, 1, 1]]), "reasoning": torch.tensor([[0.1, 0.2, 0.9, 0.4]])}
+    bounds = {"r_min": torch.tensor([-3.0]), "r_max": torch.tensor([4.0])}
+    by_name, by_entry = estimate("awpo", rewards, **bounds), estimate(get_method("awpo"), rewards, **bounds)
+    assert first(by_name) == first(by_entry) == pytest.approx([1.2571, -1.4899, 0.2328, 0], abs=5e-5)
+    with pytest.raises(UserError, match="no method 'awpo_sotf'; did you mean 'awpo_soft'"):
+        estimate("awpo_sotf", rewards, **bounds)
+    with pytest.raises(ValueError, match="'sft' trains no policy"):
+        estimate("sft", rewards, **bounds)
 
 
 @pytest.mark.parametrize(
