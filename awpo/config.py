@@ -111,6 +111,12 @@ class JudgeConfig(Settings):
             raise ValueError("'correlation' and kind 'correlated' go together: give both or neither")
         return self
 
+    @property
+    def label(self) -> str:
+        """A short name that tells judges apart: who scores, and the scale."""
+        names = {"rubric": "rubric", "endpoint": self.endpoint.model if self.endpoint else "endpoint"}
+        return f"{names.get(self.kind) or f'correlated {self.correlation or 0:+g}'} x{self.scale:g}"
+
 
 class SftConfig(Settings):
     """Supervised fine-tuning on rationale + reference action; only the target step's tokens carry loss."""

@@ -137,3 +137,70 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {samples} samples with {correct} correct is not defined")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanOverSeeds:
+    """A mean over seeds with Student's two-sided 95% interval; the bounds are NaN for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def mean_over_seeds(values: Sequence[float]) -> MeanOverSeeds:
+    """Student's t interval of a mean, by the sample standard deviation. Raises ValueError for no values."""
+    if not values:
+        raise ValueError("a mean over seeds needs at least one seed")
+    from scipy import stats
+
+    data = np.asarray(values, dtype=np.float64)
+    count, mean = len(data), float(data.mean())
+    if count < 2:
+        return MeanOverSeeds(mean, math.nan, math.nan, count)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * data.std(ddof=1) / math.sqrt(count))
+    return MeanOverSeeds(mean, mean - half, mean + half, count)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """Mean of second - first over pairs, its 95% t interval, and the two-sided p of no difference."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    pairs: int
+
+
+def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:
+    """Student's paired t test. Pairs that all differ by the same amount have p = 0, or 1 where that is 0.
+
+    Raises ValueError for fewer than two pairs, or unequal numbers.
+    """
+    if len(first) != len(second) or len(first) < 2:
+        raise ValueError(f"a paired test needs two pairs or more, not {len(first)} and {len(second)} values")
+    from scipy import stats
+
+    differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
+    mean = mean_over_seeds(differences.tolist())
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    if error == 0:
+        p = 1.0 if mean.mean == 0 else 0.0
+    else:
+        p = float(2 * stats.t.sf(abs(mean.mean) / error, len(differences) - 1))
+    return PairedTest(mean.mean, mean.low, mean.high, p, len(differences))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values, in order, that hold the chance of any false finding among them (Holm 1979).
+
+    The k-th smallest of m is multiplied by m - k + 1, is no smaller than the one before it and at most 1.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_data import data_app
+from flows.cli_study import study
 from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(study)
 
 
 @app.command()

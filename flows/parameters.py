@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, Settings, SftConfig, read_yaml
+from awpo.config import (
+    CorpusConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    PolicyConfig,
+    RationaleConfig,
+    Settings,
+    SftConfig,
+    read_yaml,
+)
 from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
+STUDY_PRESETS = PRESETS.with_name("studies")
 
 POLICY_METHODS = tuple(name for name, method in METHODS.items() if method.trains)
 
@@ -94,3 +104,58 @@ def read_pipeline(name_or_path: str) -> PipelineSettings:
         )
         raise UserError(f"no pipeline {name_or_path!r}; {hint}")
     return PipelineSettings.read(read_yaml(path), str(path))
+
+
+class StudySettings(Settings):
+    """A study as one YAML file (infra/presets/studies); the parameters of the flow `study`."""
+
+    model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
+    methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
+    judges: tuple[JudgeConfig, ...] = Field((JudgeConfig(),), min_length=1, description="Judges of the thoughts")
+    seeds: tuple[int, ...] = Field((0, 1, 2, 3, 4), min_length=1, description="Seeds of each cell")
+    data: str | None = Field(None, description="Source file or folder; none: the embedded corpus")
+    format: str = Field("auto", description="Format of the source")
+    init: Init = Field("sft", description="Where policy training starts")
+    corpus: CorpusConfig = Field(default_factory=CorpusConfig, description="The embedded corpus")
+    rationales: RationaleConfig = Field(default_factory=RationaleConfig, description="Reference rationales")
+    sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning")
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Policy training")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Evaluation")
+
+    def pipeline(self, seed: int) -> PipelineSettings:
+        """The settings of one seed's data, model and SFT. Raises UserError for what is not there."""
+        shared = {name: getattr(self, name) for name in type(self).model_fields if name not in ("judges", "seeds")}
+        return PipelineSettings(**shared, seed=seed).check()
+
+    def common(self) -> dict[str, Any]:
+        """What all cells share and their results depend on; keys left at their defaults are left out."""
+        run_apart = {"threads", "save_every"}
+        stages: dict[str, tuple[Settings, set[str]]] = {
+            "corpus": (self.corpus, set()),
+            "rationales": (self.rationales, set()),
+            "sft": (self.sft, {*run_apart, "seed"}),
+            "policy": (self.policy, {*run_apart, "seed", "method", "judge"}),
+            "evaluation": (self.evaluation, {*run_apart, "batch_size"}),
+        }
+        found: dict[str, Any] = {"model": self.model, "init": self.init}
+        for name, (settings, left_out) in stages.items():
+            found[name] = settings.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
+        return found
+
+    def quick(self) -> StudySettings:
+        """A corner of the study: three methods, the first judge, two seeds."""
+        corner = {"methods": ("grpo", "grpo_mixed", "awpo"), "judges": self.judges[:1], "seeds": self.seeds[:2]}
+        return self.model_copy(update=corner)
+
+
+def study_presets() -> list[str]:
+    """The names of the study presets, sorted."""
+    return sorted(path.stem for path in STUDY_PRESETS.glob("*.yaml"))
+
+
+def read_study(name_or_path: str) -> StudySettings:
+    """The settings of a study preset by name, or of a YAML file by path; UserError where there is none."""
+    path = STUDY_PRESETS / f"{name_or_path}.yaml" if name_or_path in study_presets() else Path(name_or_path)
+    if not path.exists():
+        raise UserError(f"no study {name_or_path!r}; presets: {', '.join(study_presets())}; or a YAML file's path")
+    return StudySettings.read(read_yaml(path), str(path))

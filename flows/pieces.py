@@ -184,7 +184,7 @@ def settle(pending: Iterable[Pending]) -> Settled:
     """Waits for all work. Never raises for a piece that failed; the reason kept is that of its first failed task."""
     settled = Settled()
     for item in pending:
-        error = next((error for future in item.futures if (error := _error_of(future))), None)
+        error = next((error for future in item.futures if (error := error_of(future))), None)
         if error is None:
             settled.subjects.append(item.subject)
         else:
@@ -193,7 +193,8 @@ def settle(pending: Iterable[Pending]) -> Settled:
     return settled
 
 
-def _error_of(future: PrefectFuture[Any]) -> BaseException | None:
+def error_of(future: PrefectFuture[Any]) -> BaseException | None:
+    """Waits for a task; why it has no result, or None."""
     future.wait()
     state = future.state
     if state.is_completed():

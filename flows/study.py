@@ -1,4 +1,4 @@
-"""Methods over several seeds, with the statistics: means over seeds, and differences paired by seed and item."""
+"""Methods under judges of set quality over several seeds, remembered cell by cell and summed up with statistics."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
-from flows.pieces import AT_ONCE
-from flows.sweep import cells_of, run_cells
+from awpo.artifacts import input_identity
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicyConfig, RationaleConfig, SftConfig
+from flows.parameters import Init, MethodName, ModelName, StudySettings, read_study
+from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import parent_run
-from tasks.study import study_table
+from tasks.study import CellPlace, StudyCell, missing_cells, plan_cells, run_cell, sum_up
+from tasks.tracking import Tracking
 
-QUICK = read_pipeline("quick")
-METHODS = ["grpo", "grpo_mixed", "awpo"]
-SEEDS = [0, 1, 2]
+QUICK = read_study("judge-noise").quick()
+METHODS, JUDGES, SEEDS = list(QUICK.methods), list(QUICK.judges), list(QUICK.seeds)
 
 
 @flow(
@@ -33,8 +34,10 @@ SEEDS = [0, 1, 2]
 )
 def study(
     out: str = "runs/study",
+    cells: str | None = None,
     model: ModelName | str = QUICK.model,
     methods: list[MethodName] = METHODS,
+    judges: list[JudgeConfig] = JUDGES,
     seeds: list[int] = SEEDS,
     data: str | None = None,
     format: str = "auto",
@@ -45,15 +48,17 @@ def study(
     policy: PolicyConfig = QUICK.policy,
     evaluation: EvaluationConfig = QUICK.evaluation,
 ) -> dict[str, Any]:
-    """Trains each method from each seed's own start, and writes OUT/study.json.
+    """Trains each method under each judge from each seed's own start, and compares them by statistics over seeds.
 
-    Differences are between methods of the same seed on the same items, so that what a seed or an item is worth
-    cancels out: per seed, their mean with a t interval over seeds, and pooled over items by dialogue.
+    A finished cell (method, judge, seed) is a row of the file of cells; what stands there is not run again, on
+    whatever machine the file is. Judges matter only to the methods that read them.
 
     Args:
         out: Folder of the results, made where it is missing
+        cells: File of finished cells, to go on from and to add to; empty for OUT/cells.csv
         model: Starting model: a preset's name, or the folder of a checkpoint
         methods: Methods to train by
+        judges: Judges of the reasoning reward; each kind's first scale comes first
         seeds: Seeds of model, SFT and policy training; data and evaluated items are the same for all
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
@@ -61,13 +66,16 @@ def study(
         corpus: The embedded corpus, where no data are given
         rationales: Who writes the reference rationales
         sft: Supervised fine-tuning
-        policy: Policy training
-        evaluation: Benchmarks, splits and sampling
+        policy: Policy training; its method, judge and seed are those of each cell
+        evaluation: Splits and sampling
     """
-    common = PipelineSettings(
+    settings = StudySettings(
+        model=model,
+        methods=tuple(methods),
+        judges=tuple(judges),
+        seeds=tuple(seeds),
         data=data,
         format=format,
-        methods=tuple(methods),
         init=init,
         corpus=corpus,
         rationales=rationales,
@@ -75,16 +83,49 @@ def study(
         policy=policy,
         evaluation=evaluation,
     )
-    cells = cells_of(common, [model], seeds)
     layout = Layout(Path(out))
-    whole = {**common.model_dump(mode="json", exclude={"model", "seed"}), "model": model, "seeds": seeds}
-    with stops_its_tasks(), parent_run("study", layout.out, whole) as (tracking, run):
-        settled, rows = run_cells(cells, layout, tracking, run)
-        statistics = study_table(settled.subjects, layout.out / "study.json")
-        run.artifact(layout.out / "study.json")
-        run.metrics({f"mean_accuracy/{row['method']}": row["mean"] for row in statistics["accuracy"]})
-        settled.raise_failures(len(settled.subjects) + len(settled.failures))
-    return {"out": out, "run_id": run.run_id, "methods": rows, **statistics}
+    store = Path(cells) if cells else layout.out / "cells.csv"
+    common = {**settings.common(), **({"data": input_identity(Path(data))} if data else {})}
+    planned = plan_cells(settings.methods, settings.judges, settings.seeds)
+    missing = missing_cells(planned, store, common)
+    with (
+        stops_its_tasks(),
+        parent_run("study", layout.out, settings.model_dump(mode="json")) as (tracking, run),
+    ):
+        failures = run_missing(missing, settings, layout, store, common, tracking) if missing else []
+        result = sum_up(store, planned, layout.out, run)
+        Settled(failures=failures).raise_failures(len(planned))
+    return {"out": out, "run_id": run.run_id, "cells": str(store), **result}
+
+
+def run_missing(
+    missing: list[StudyCell],
+    settings: StudySettings,
+    layout: Layout,
+    store: Path,
+    common: dict[str, Any],
+    tracking: Tracking,
+) -> list[Failure]:
+    """Runs cells two at a time, each from the start of its seed; returns what failed. Every other cell is kept."""
+    failures: list[Failure] = []
+    starts: dict[int, Start] = {}
+    instances = prepare_instances(layout, settings.pipeline(missing[0].seed), tracking)
+    for seed in dict.fromkeys(cell.seed for cell in missing):
+        try:
+            starts[seed] = make_start(layout, settings.pipeline(seed), instances, tracking)
+        except Exception as error:  # noqa: BLE001 - kept, told at the end; the other seeds go on
+            failures.append(Failure(f"start of {settings.model} · seed {seed}", error))
+    pending: list[tuple[StudyCell, PrefectFuture[Any]]] = []
+    for cell in missing:
+        if (start := starts.get(cell.seed)) is None:
+            continue
+        place = CellPlace(start.checkpoint(settings.init), start.label, settings.init, start.cell, instances)
+        future = run_cell.submit(cell, place, settings.policy, settings.evaluation, store, common, tracking)  # type: ignore[call-overload]
+        pending.append((cell, future))
+    for cell, future in pending:
+        if (reason := error_of(future)) is not None:
+            failures.append(Failure(cell.title, reason))
+    return failures
 
 
 if __name__ == "__main__":

@@ -38,9 +38,11 @@ def evaluate(
 ) -> Path:
     """Evaluates a checkpoint as `config` says; returns `out`, with items.parquet and scores.json.
 
-    `labels` (method, model, seed, init) say what is evaluated.
+    `labels` (method, model, seed, init; judge in a study) say what is evaluated.
     """
     title = f"evaluate {labels['method']} · {labels['model']} · seed {labels['seed']}"
+    if labels.get("judge", "none") != "none":
+        title += f" · {labels['judge']}"
     inputs = {"checkpoint": checkpoint, **({"instances": instances} if instances else {})}
     work = Work("evaluation", title, out, inputs, config, labels, evaluation_versions(config))
     with stage_run(work, tracking) as stage:

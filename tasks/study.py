@@ -1,120 +1,222 @@
-"""Statistics over seeds: means with intervals, and differences of methods paired by seed and item."""
+"""Cells of a study: which there are, one task for each, and the file that remembers them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.artifacts import write_atomically
-from tasks.comparison import Subject, main_split
-from tasks.evaluation import find_score, read_scores
-from tasks.stage_run import show_table
+from awpo.artifacts import read_manifest, write_atomically
+from awpo.config import EvaluationConfig, JudgeConfig, PolicyConfig
+from awpo.errors import UserError
+from awpo.events import METRICS, Tail
+from awpo.methods import get_method
+from awpo.types import content_hash
+from evaluation.study_cells import NO_JUDGE, CellResult, add_cell, read_cells
+from evaluation.study_report import draw_study, study_json, study_markdown
+from tasks.evaluation import evaluate, find_score, read_scores
+from tasks.layout import Cell
+from tasks.stage_run import show_markdown
+from tasks.tracking import TrackedRun, Tracking
+from tasks.training import train_policy
+
+MAIN_SPLIT, TOOLS_SPLIT = "test_phrasings", "test_tools"
+SCALE_FREE = frozenset({"gdpo", "dara"})
+"""Estimators that divide each reward by its own std: the judge's scale is nothing to them, so one is tried."""
+
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True)
-class OverSeeds:
-    """A mean over seeds with a two-sided 95% t interval; the bounds are None for a single seed."""
+class StudyCell:
+    """One method under one judge (None: the method reads none) with one seed."""
 
-    mean: float
-    low: float | None
-    high: float | None
+    method: str
+    judge: JudgeConfig | None
+    seed: int
+
+    @property
+    def judge_label(self) -> str:
+        return self.judge.label if self.judge else NO_JUDGE
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.method, self.judge_label, self.seed
+
+    @property
+    def title(self) -> str:
+        return f"{self.method} · {self.judge_label} · seed {self.seed}"
 
 
-def over_seeds(values: Sequence[float]) -> OverSeeds:
-    """Student's t interval of a mean, by the sample standard deviation over seeds."""
-    from scipy import stats
+@dataclass(frozen=True)
+class CellPlace:
+    """What the cells of one seed share: the checkpoint that they start from, its names, folders and data."""
 
-    count = len(values)
-    mean = sum(values) / count
-    if count < 2:
-        return OverSeeds(mean, None, None)
-    deviation = (sum((value - mean) ** 2 for value in values) / (count - 1)) ** 0.5
-    half = float(stats.t.ppf(0.975, count - 1)) * deviation / count**0.5
-    return OverSeeds(mean, mean - half, mean + half)
+    checkpoint: str
+    label: str
+    init: str
+    folders: Cell
+    instances: Path
 
 
-@task(name="study-statistics", task_run_name="statistics over seeds", cache_policy=NO_CACHE)
-def study_table(subjects: list[Subject], out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Statistics of sampled accuracy on the main split: per method over seeds, and per pair of methods.
+def plan_cells(methods: Sequence[str], judges: Sequence[JudgeConfig], seeds: Sequence[int]) -> list[StudyCell]:
+    """Every method with every judge that makes a difference to it, judge by judge, then seed by seed.
 
-    `accuracy` holds mean and interval over seeds per method; `differences` the paired difference of each pair per
-    seed, its mean over seeds, and the difference pooled over all seeds' items with an interval by dialogue. Only
-    seeds for which both methods have a result are paired.
+    A method that reads no judge is one cell a seed; `sft`, which starts them all, is evaluated once a seed. An
+    estimator that is free of the judge's scale is tried at the first scale given for each kind of judge.
     """
-    by_method: dict[str, dict[int, Subject]] = {}
-    for subject in subjects:
-        by_method.setdefault(subject.method, {})[subject.seed] = subject
-    accuracy = []
-    for method, cells in by_method.items():
-        values = {seed: _sampled_accuracy(cell) for seed, cell in sorted(cells.items())}
-        accuracy.append(
-            {
-                "method": method,
-                "seeds": list(values),
-                "values": list(values.values()),
-                **asdict(over_seeds(list(values.values()))),
-            }
+    found: dict[tuple[str, str, int], StudyCell] = {}
+    for judge in judges or [JudgeConfig()]:
+        twin = next(other for other in judges or [judge] if other.model_copy(update={"scale": judge.scale}) == judge)
+        for seed in seeds:
+            for name in ("sft", *methods):
+                method = get_method(name)
+                if method.estimator in SCALE_FREE and judge is not twin:
+                    continue
+                cell = StudyCell(name, judge if method.needs_judge else None, seed)
+                found.setdefault(cell.key, cell)
+    return list(found.values())
+
+
+def missing_cells(cells: Iterable[StudyCell], store: Path, common: dict[str, Any]) -> list[StudyCell]:
+    """The cells that `store` does not hold yet.
+
+    Raises UserError where it holds one that was made by other settings: the two can't be compared.
+    """
+    known = {cell.key: cell for cell in read_cells(store)}
+    missing = []
+    for cell in cells:
+        found, settings = known.get(cell.key), settings_hash(common, cell.method)
+        if found is None:
+            missing.append(cell)
+        elif found.settings != settings:
+            raise UserError(
+                f"{store} holds {cell.title} from other settings ({found.settings}, now {settings}); "
+                "give the study another file of cells, or the settings that it was begun with"
+            )
+    return missing
+
+
+def settings_hash(common: dict[str, Any], method: str) -> str:
+    """The hash of what a cell depends on but judge and seed; keys at their defaults and descriptions do not count."""
+    words = {"name", "summary", "sources", "reading"}
+    entry = get_method(method).model_dump(mode="json", exclude_defaults=True, exclude=words)
+    return content_hash([common, entry])
+
+
+@task(name="study-cell", task_run_name="{cell.title}", cache_policy=NO_CACHE)
+def run_cell(
+    cell: StudyCell,
+    place: CellPlace,
+    policy: PolicyConfig,
+    evaluation: EvaluationConfig,
+    store: Path,
+    common: dict[str, Any],
+    tracking: Tracking,
+) -> CellResult:
+    """Trains and evaluates one cell and writes its row into `store`; what its folders hold already is kept."""
+    folders = place.folders
+    if cell.judge:
+        folders = Cell(folders.folder / cell.judge.label.replace(" ", "-"))
+    trained, checkpoint = folders.sft, place.checkpoint
+    if get_method(cell.method).trains:
+        changes = {"method": cell.method, "seed": cell.seed, **({"judge": cell.judge} if cell.judge else {})}
+        config = policy.model_copy(update=changes)
+        trained = folders.policy(cell.method, place.init)
+        checkpoint = str(
+            train_policy(checkpoint, place.label, place.init, place.instances, trained, config, tracking, 1)
         )
-    methods = list(by_method)
-    differences = [
-        _paired(first, second, by_method[first], by_method[second])
-        for place, first in enumerate(methods)
-        for second in methods[place + 1 :]
-        if by_method[first].keys() & by_method[second].keys()
-    ]
-    result = {"accuracy": accuracy, "differences": differences}
-    write_atomically(out, json.dumps(result, indent=2) + "\n")
-    show_table("study accuracy", [{key: str(value) for key, value in row.items()} for row in accuracy])
-    show_table("study differences", [{key: str(value) for key, value in row.items()} for row in differences])
+    labels = {
+        "method": cell.method,
+        "init": place.init,
+        "model": place.label,
+        "seed": cell.seed,
+        "judge": cell.judge_label,
+    }
+    out = folders.evaluation(cell.method)
+    evaluated = evaluate(Path(checkpoint), place.instances, out, evaluation, labels, tracking, 1)
+    result = cell_result(cell, settings_hash(common, cell.method), trained, evaluated)
+    with _writing:
+        add_cell(store, result)
     return result
 
 
-def _sampled_accuracy(subject: Subject) -> float:
-    scores = read_scores(subject.evaluation)
-    row = find_score(scores, "held_out", main_split(scores) or "", "sampled")
-    if row is None:
-        raise RuntimeError(f"{subject.evaluation} has no sampled accuracy")
-    return float(row["accuracy"])
+def cell_result(cell: StudyCell, settings: str, trained: Path, evaluated: Path) -> CellResult:
+    """The row of a cell, from the files that its stages left."""
+    scores = read_scores(evaluated)
+    manifest = read_manifest(trained)
+    judge = cell.judge
+
+    def score(split: str, mode: str, name: str = "accuracy") -> float:
+        row = find_score(scores, "held_out", split, mode)
+        return float(row[name]) if row else math.nan
+
+    return CellResult(
+        method=cell.method,
+        judge=cell.judge_label,
+        correlation=judge.correlation if judge and judge.correlation is not None else math.nan,
+        scale=judge.scale if judge else math.nan,
+        seed=cell.seed,
+        settings=settings,
+        code=manifest.code if manifest else "",
+        accuracy=score(MAIN_SPLIT, "sampled"),
+        accuracy_tools=score(TOOLS_SPLIT, "sampled"),
+        greedy=score(MAIN_SPLIT, "greedy"),
+        response_length=score(MAIN_SPLIT, "sampled", "response_tokens"),
+        seconds=manifest.seconds if manifest else math.nan,
+        **(training_numbers(trained / METRICS) if get_method(cell.method).trains else {}),
+    )
 
 
-def _paired(first: str, second: str, ones: dict[int, Subject], twos: dict[int, Subject]) -> dict[str, Any]:
-    from evaluation.compare import compare as compare_runs
-    from evaluation.compare import read_run
-    from evaluation.items import by_item, mean_correct
-    from evaluation.statistics import paired_difference
+def training_numbers(metrics: Path) -> dict[str, Any]:
+    """What a policy's metrics.jsonl says of its training; see `CellResult`."""
+    rows = [(int(row["step"]), row["metrics"]) for row in Tail(metrics)]
+    drawn = [(step, row) for step, row in rows if "reward/outcome" in row]  # logged where rollouts were sampled
+    tail = drawn[-max(1, len(drawn) // 4) :]
+    norms = [row["gradient_norm"] for _, row in rows if "gradient_norm" in row]
+    mean_norm = sum(norms) / len(norms)
+    deviation = math.sqrt(sum((norm - mean_norm) ** 2 for norm in norms) / len(norms))
 
-    before: list[float] = []
-    after: list[float] = []
-    clusters: list[str] = []
-    by_seed: dict[int, float] = {}
-    for seed in sorted(ones.keys() & twos.keys()):
-        split = main_split(read_scores(ones[seed].evaluation))
-        one, two = read_run(ones[seed].evaluation), read_run(twos[seed].evaluation)
-        found = [row for row in compare_runs(one, two, modes=("sampled",)) if row.split == split]  # refuses unlike runs
-        by_seed[seed] = found[0].difference
-        left, right = (
-            by_item(
-                item for item in run.items if item.benchmark == "held_out" and item.split == split and item.sample >= 0
-            )
-            for run in (one, two)
-        )
-        for name in left:
-            before.append(mean_correct(left[name]))
-            after.append(mean_correct(right[name]))
-            clusters.append(left[name][0].dialogue_id)  # the same dialogue of two seeds is one cluster
-    pooled = paired_difference(before, after, clusters)
+    def mean(name: str, over: Iterable[tuple[int, dict[str, float]]] = drawn) -> float:
+        values = [row[name] for _, row in over if name in row]
+        return sum(values) / len(values) if values else math.nan
+
     return {
-        "first": first,
-        "second": second,
-        "by_seed": by_seed,
-        **asdict(over_seeds(list(by_seed.values()))),
-        "pooled": pooled.value,
-        "pooled_low": pooled.low,
-        "pooled_high": pooled.high,
+        "steps": rows[-1][0],
+        "steps_per_rollout": drawn[1][0] - drawn[0][0] if len(drawn) > 1 else rows[-1][0],
+        "reward": mean("reward/outcome", tail),
+        "gradient_norm": mean_norm,
+        "gradient_norm_variation": deviation / mean_norm if mean_norm else math.nan,
+        "training_length": mean("response_length", tail),
+        "gate_open_share": mean("gate/open_share"),
+        "saturated_share": mean("saturated_share"),
+        "ratio": mean("gate/ratio_p50"),
+        "advantage_correlation": mean("gate/correlation_p50"),
+        "judge_correlation": mean("judge/outcome_correlation"),
+        "clip_radius": mean("clip/radius_mean"),
+        "clipped_share": mean("clip/clipped_share", rows),
+        "reward_curve": tuple(row["reward/outcome"] for _, row in drawn),
     }
+
+
+def sum_up(store: Path, planned: Sequence[StudyCell], out: Path, run: TrackedRun) -> dict[str, Any]:
+    """Means and tests of the planned cells that there are: study.json, study.md and figures in `out`, on the run."""
+    wanted = {cell.key: place for place, cell in enumerate(planned)}
+    cells = sorted((cell for cell in read_cells(store) if cell.key in wanted), key=lambda cell: wanted[cell.key])
+    result = study_json(cells)
+    write_atomically(out / "study.json", json.dumps(result, indent=2) + "\n")
+    write_atomically(out / "study.md", study_markdown(cells))
+    for path in (store, out / "study.json", out / "study.md", *draw_study(cells, out)):
+        run.artifact(path)
+    for arm in result["arms"]:
+        name = arm["method"] if arm["judge"] == NO_JUDGE else f"{arm['method']}/{arm['judge']}"
+        run.metrics({f"mean_accuracy/{name}": arm["accuracy"]["mean"]} if arm["accuracy"] else {})
+    show_markdown("study", study_markdown(cells))
+    return result

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.config import PolicyConfig, SftConfig
+from awpo.config import JudgeConfig, PolicyConfig, SftConfig
 from awpo.methods import get_method
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
@@ -65,9 +65,13 @@ def train_policy(
 
     `init` ("base" or "sft") says what `model` is. A retry goes on from the last whole checkpoint, in the same run.
     """
-    labels = {"model": label, "method": config.method, "seed": config.seed, "init": init}
-    title = f"train {config.method} · {label} · seed {config.seed}"
-    versions = {"method": str(get_method(config.method).to_json())}
+    method = get_method(config.method)
+    judge = config.judge.label if method.needs_judge else "none"
+    labels = {"model": label, "method": method.name, "seed": config.seed, "init": init, "judge": judge}
+    title = f"train {method.name} · {label} · seed {config.seed}"
+    if method.needs_judge and config.judge != JudgeConfig():
+        title += f" · {judge}"
+    versions = {"method": str(method.to_json())}
     work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels, versions)
     with stage_run(work, tracking) as stage:
         stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
