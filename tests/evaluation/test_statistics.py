@@ -7,8 +7,19 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from evaluation.statistics import clustered_bootstrap, paired_difference, pass_at_k, weighted_mean, wilson
+from evaluation.statistics import (
+    clustered_bootstrap,
+    holm,
+    mean_over_seeds,
+    paired_difference,
+    paired_test,
+    pass_at_k,
+    weighted_mean,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +125,38 @@ def test_weighted_mean() -> None:
     assert (low, high) == pytest.approx((0.75 - half, 0.75 + half))
     with pytest.raises(ValueError, match="at least one part"):
         weighted_mean([], [])
+
+
+def test_a_paired_t_test_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 3.4641, p with 2 degrees of freedom 0.07418.
+    found = paired_test([1.0, 1.0, 1.0], [2.0, 3.0, 4.0])
+    assert found.difference == pytest.approx(2.0)
+    assert found.p == pytest.approx(0.07418, abs=1e-5)
+    assert (found.low, found.high) == (pytest.approx(2 - 2.484138, abs=1e-5), pytest.approx(2 + 2.484138, abs=1e-5))
+    assert found.pairs == 3
+
+
+def test_pairs_that_all_differ_alike() -> None:
+    assert paired_test([0.0, 1.0], [0.0, 1.0]).p == 1.0
+    assert paired_test([0.0, 1.0], [1.0, 2.0]).p == 0.0
+
+
+def test_a_paired_test_needs_pairs() -> None:
+    for first, second in (([1.0], [2.0]), ([1.0, 2.0], [1.0])):
+        with pytest.raises(ValueError, match="two pairs or more"):
+            paired_test(first, second)
+    with pytest.raises(ValueError, match="at least one seed"):
+        mean_over_seeds([])
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.03, 0.9: times 4, 3, 2, 1 and never falling.
+    assert holm([0.02, 0.9, 0.01, 0.03]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_is_between_the_raw_value_and_bonferronis(values: list[float]) -> None:
+    for raw, adjusted in zip(values, holm(values), strict=True):
+        assert raw <= adjusted <= min(1.0, raw * len(values))
