@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: help demo test test-long serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -28,8 +28,11 @@ demo: $(READY) ## Corpus, SFT, policy training by three methods, evaluation, rep
 test: $(READY) ## The tests, two processes at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study" -n 2 --dist loadfile
 
-study: $(READY) ## The tests that take many minutes
+test-long: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
+
+study: $(READY) ## What a noisy judge does, method by method: hours; goes on where it stood, see docs/study.md
+	$(BIN)/awpo study --cells docs/study/cells.csv
 
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve
