@@ -135,6 +135,7 @@ class SftConfig(Settings):
         lt=1,
         description="Share of demonstrations whose decision is replaced by a wrong one (weak annotators)",
     )
+    rationales: bool = Field(True, description="Train on rationale and action; false: on the action alone")
     save_every: int = Field(200, ge=1, description="Steps between checkpoints from which an interrupted run resumes")
     threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
     seed: int = Field(0, ge=0, description="Seed")

@@ -13,6 +13,7 @@ from transformers.training_args import TrainingArguments
 
 from awpo.artifacts import write_atomically
 from awpo.errors import UserError
+from awpo.events import METRICS
 
 WHOLE = "whole"
 RESUME = ".resume"
@@ -35,6 +36,25 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
             return path
         shutil.rmtree(path)
     return None
+
+
+def drop_metrics_after(out: Path, resume: Path | None) -> None:
+    """Removes the metrics of steps that will be trained again, so that each step stands once."""
+    file = out / METRICS
+    if not file.exists():
+        return
+    last = int(resume.name.rpartition("-")[2]) if resume else 0
+    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) <= last]
+    write_atomically(file, "".join(kept))
+
+
+def _step_of(line: str) -> float:
+    if not line.endswith("\n"):
+        return float("inf")  # the next line would be written behind it
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return float("inf")  # half a line, of a process that died in writing it
 
 
 def load_policy(location: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -28,7 +28,14 @@ from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
 from awpo.methods import Method, get_method
 from awpo.processes import worker_main
-from awpo.training.checkpoints import RESUME, MarkWholeCheckpoints, last_whole_checkpoint, load_policy, save_finished
+from awpo.training.checkpoints import (
+    RESUME,
+    MarkWholeCheckpoints,
+    drop_metrics_after,
+    last_whole_checkpoint,
+    load_policy,
+    save_finished,
+)
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import Scorer
 from awpo.types import Instance
@@ -176,7 +183,7 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
         if config.steps_per_rollout == 1:
             log.warning("one optimiser step per rollout batch: the importance ratio is 1 and clipping does nothing")
         resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
-        _drop_metrics_after(out, resume)
+        drop_metrics_after(out, resume)
         trainer = PolicyTrainer(
             model=policy,
             processing_class=tokenizer,
@@ -203,23 +210,6 @@ def _processes() -> int:
     from accelerate import PartialState
 
     return int(PartialState().num_processes)
-
-
-def _drop_metrics_after(out: Path, resume: Path | None) -> None:
-    """Removes the metrics of steps that will be trained again, so that each step stands once."""
-    file = out / METRICS
-    if not file.exists():
-        return
-    last = int(resume.name.rpartition("-")[2]) if resume else 0
-    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) <= last]
-    write_atomically(file, "".join(kept))
-
-
-def _step_of(line: str) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return float("inf")  # half a line, of a process that died in writing it
 
 
 def _last_metrics(out: Path, config: PolicyConfig) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""Supervised fine-tuning: rationale + reference action after each prompt, loss on the target step's tokens alone.
+"""Supervised fine-tuning on TRL's SFTTrainer: rationale + reference action after each prompt, loss on the target step.
 
     python -m awpo.training.sft JOB.json     {"model", "instances", "out", "config": SftConfig}
 
-Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json.
+Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json. A run that was interrupted
+resumes at its last whole checkpoint and ends with the same weights, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -14,36 +15,51 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments, set_seed
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from trl import SFTConfig
 
 from awpo.artifacts import input_identity, open_stage, write_atomically
 from awpo.chat import render_prompt, render_target
 from awpo.config import SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
-from awpo.events import RunLog
+from awpo.events import METRICS, RunLog, Tail
 from awpo.processes import worker_main
-from awpo.training.checkpoints import RESUME, MarkWholeCheckpoints, last_whole_checkpoint, load_policy, save_finished
+from awpo.training.checkpoints import (
+    RESUME,
+    MarkWholeCheckpoints,
+    drop_metrics_after,
+    last_whole_checkpoint,
+    load_policy,
+    save_finished,
+)
 from awpo.training.demonstrations import wrong_decision
+from awpo.training.sft_trainer import IGNORED, PadAroundTarget, TargetTrainer
 from awpo.types import Instance
 
-IGNORED = -100
 
-
-class Demonstrations(Dataset[dict[str, list[int]]]):
+class Demonstrations:
     """Token ids of prompt and target; the labels of the prompt are ignored by the loss.
 
     Prompt and target are tokenised apart, as they meet at inference. `too_long` counts instances left out because
-    they exceed `max_length` tokens.
+    they exceed `max_length` tokens. Without `rationales` the target is the action alone.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, instances: Sequence[Instance], max_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        instances: Sequence[Instance],
+        max_length: int,
+        *,
+        rationales: bool = True,
+    ) -> None:
         self.rows: list[dict[str, list[int]]] = []
         self.too_long = 0
         for instance in instances:
             prompt = tokenizer(render_prompt(tokenizer, instance), add_special_tokens=False)["input_ids"]
-            target = tokenizer(render_target(instance.target, instance.rationale), add_special_tokens=False)
+            thought = instance.rationale if rationales else None
+            target = tokenizer(render_target(instance.target, thought), add_special_tokens=False)
             ids = [*prompt, *target["input_ids"], tokenizer.eos_token_id]
             if len(ids) > max_length:
                 self.too_long += 1
@@ -54,53 +70,9 @@ class Demonstrations(Dataset[dict[str, list[int]]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return self.rows[index]
-
-
-class PadAroundTarget:
-    """Pads prompts on the left and targets on the right, so that all targets start in the same column.
-
-    Gives input_ids, attention_mask and labels, each (B, P + T), and `logits_to_keep` = T + 1: the head then works
-    on the target's columns alone, which are a third of a batch of tool-use prompts or less.
-    """
-
-    def __init__(self, pad_id: int) -> None:
-        self.pad_id = pad_id
-
-    def __call__(self, rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
-        prompts = [row["labels"].count(IGNORED) for row in rows]
-        longest_prompt = max(prompts)
-        longest_target = max(len(row["labels"]) - prompt for row, prompt in zip(rows, prompts, strict=True))
-        width = longest_prompt + longest_target
-        input_ids = torch.full((len(rows), width), self.pad_id)
-        attention_mask = torch.zeros((len(rows), width), dtype=torch.long)
-        labels = torch.full((len(rows), width), IGNORED)
-        for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            columns = slice(longest_prompt - prompt, longest_prompt - prompt + len(row["input_ids"]))
-            input_ids[index, columns] = torch.tensor(row["input_ids"])
-            attention_mask[index, columns] = 1
-            labels[index, columns] = torch.tensor(row["labels"])
-        return {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "labels": labels,
-            "logits_to_keep": longest_target + 1,
-        }
-
-
-def target_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None) -> torch.Tensor:
-    """Cross-entropy, mean over the target tokens of the whole optimiser step.
-
-    `outputs.logits` (B, T + 1, V) are those of the last T + 1 columns of `labels` (B, P + T); see
-    `PadAroundTarget`. A column's logits predict the next one, so the last column's are of no use.
-    """
-    logits = outputs.logits[:, :-1].float()
-    targets = labels[:, -logits.shape[1] :]
-    total = torch.nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
-    )
-    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum())
+    def to_dataset(self) -> Dataset:
+        """The rows in the form that TRL takes, with their `length` in tokens beside."""
+        return Dataset.from_list([{**row, "length": len(row["input_ids"])} for row in self.rows])
 
 
 class LogToFiles(TrainerCallback):
@@ -149,27 +121,28 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         set_seed(config.seed)
         policy, tokenizer = load_policy(model)
         chosen, replaced = prepare_demonstrations(read_instances(instances, {"train"}), config)
-        dataset = Demonstrations(tokenizer, chosen, config.max_length)
+        dataset = Demonstrations(tokenizer, chosen, config.max_length, rationales=config.rationales)
         if not len(dataset):
             raise UserError(f"{instances} holds no training instance of at most {config.max_length} tokens")
         if dataset.too_long:
             log.warning(f"{dataset.too_long} of {len(chosen)} instances exceed {config.max_length} tokens; left out")
         resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
-        trainer = Trainer(
+        drop_metrics_after(out, resume)
+        trainer = TargetTrainer(
             model=policy,
-            args=_arguments(config, out),
-            train_dataset=dataset,
-            compute_loss_func=target_loss,
+            processing_class=tokenizer,
+            args=trainer_arguments(config, out),
+            train_dataset=dataset.to_dataset(),
             data_collator=PadAroundTarget(int(tokenizer.pad_token_id)),
             callbacks=[
                 LogToFiles(log, {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}),
                 MarkWholeCheckpoints(),
             ],
         )
-        result = trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         summary = {
             "steps": config.steps,
-            "loss": round(result.training_loss, 6),
+            "loss": _mean_loss(out),
             "instances": len(dataset),
             "too_long": dataset.too_long,
             "wrong_decisions": replaced,
@@ -182,31 +155,47 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         return summary
 
 
-def _arguments(config: SftConfig, out: Path) -> TrainingArguments:
-    return TrainingArguments(
+def trainer_arguments(config: SftConfig, out: Path) -> SFTConfig:
+    """TRL's settings, every default that matters set."""
+    return SFTConfig(
         output_dir=str(out / RESUME),
         max_steps=config.steps,
         per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=1,
+        # The rows are tokenised, cut to their length and labelled already.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=False,
+        padding_free=False,
+        loss_type="nll",
         learning_rate=config.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": 0.1},
         warmup_steps=config.warmup_share,
+        optim="adamw_torch_fused",
         weight_decay=config.weight_decay,
         adam_beta2=0.95,
         max_grad_norm=1.0,
-        logging_steps=5,
+        # Each step is logged, so that a run that was interrupted has the same metrics as one that was not.
+        logging_steps=1,
         save_steps=config.save_every,
         save_total_limit=2,
-        train_sampling_strategy="group_by_length",
-        length_column_name="length",
         remove_unused_columns=False,
         report_to="none",
         disable_tqdm=True,
+        bf16=False,
+        gradient_checkpointing=False,
         seed=config.seed,
         data_seed=config.seed,
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
     )
+
+
+def _mean_loss(out: Path) -> float:
+    """The mean over all steps, of those before an interruption too."""
+    losses = [row["metrics"]["loss"] for row in Tail(out / METRICS)]
+    return round(sum(losses) / len(losses), 6)
 
 
 def run(job: dict[str, Any]) -> None:

@@ -1,8 +1,13 @@
+import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from awpo.artifacts import read_manifest
 from awpo.chat import render_prompt
@@ -10,7 +15,9 @@ from awpo.config import SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
-from awpo.training.sft import IGNORED, Demonstrations, PadAroundTarget, prepare_demonstrations, target_loss, train_sft
+from awpo.training.checkpoints import RESUME, WHOLE
+from awpo.training.sft import Demonstrations, LogToFiles, prepare_demonstrations, train_sft, trainer_arguments
+from awpo.training.sft_trainer import IGNORED, OrderedByLength, PadAroundTarget, TargetTrainer, target_loss
 
 QUICK = SftConfig(steps=6, batch_size=8, learning_rate=1e-2, save_every=2)
 
@@ -75,26 +82,137 @@ def test_same_seed_same_weights_and_another_seed_others(tiny_model: Path, instan
     assert not all(torch.equal(a[key], c[key]) for key in a)
 
 
-def test_an_interrupted_run_ends_as_an_undisturbed_one(
-    tiny_model: Path, instances: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# 32 instances are three batches an epoch, the last of eight, so steps 1 to 5 end within epochs and at the end of one.
+RESUMED = SftConfig(steps=5, batch_size=12, learning_rate=1e-2, save_every=1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model: Path, instances: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "sft"
+    train_sft(str(tiny_model), instances, out, RESUMED)
+    return out
+
+
+def assert_ends_alike(out: Path, undisturbed: Path) -> None:
+    """The same weights to the last bit, the same metrics of each step, once, and the same summary."""
+    first, second = weights(undisturbed), weights(out)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    rows, expected = (
+        [(row["step"], row["metrics"]) for row in Tail(folder / METRICS)] for folder in (out, undisturbed)
+    )
+    assert [step for step, _ in rows] == [1, 2, 3, 4, 5]
+    assert rows == expected
+    assert (out / "summary.json").read_text() == (undisturbed / "summary.json").read_text()
+
+
+@pytest.mark.parametrize(("save_every", "cut"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 3), (3, 4)])
+def test_a_run_that_was_cut_after_any_step_ends_as_an_undisturbed_one(
+    save_every: int,
+    cut: int,
+    undisturbed: Path,
+    tiny_model: Path,
+    instances: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train_sft(str(tiny_model), instances, tmp_path / "whole", QUICK)
-    import awpo.training.sft as module
+    def die(self: object, args: object, state: TrainerState, control: object, **_: object) -> None:
+        if state.global_step == cut:
+            raise RuntimeError("killed")
 
-    def die(*_: object, **__: object) -> None:
-        raise RuntimeError("killed")
-
+    config = RESUMED.model_copy(update={"save_every": save_every})
     with monkeypatch.context() as patch:
-        patch.setattr(
-            module.LogToFiles,
-            "on_step_begin",
-            lambda self, args, state, control, **_: die() if state.global_step == 5 else None,
-        )
+        patch.setattr(LogToFiles, "on_step_begin", die)
         with pytest.raises(RuntimeError, match="killed"):
-            train_sft(str(tiny_model), instances, tmp_path / "cut", QUICK)
-    train_sft(str(tiny_model), instances, tmp_path / "cut", QUICK)
-    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+            train_sft(str(tiny_model), instances, tmp_path / "cut", config)
+    train_sft(str(tiny_model), instances, tmp_path / "cut", config)
+    assert_ends_alike(tmp_path / "cut", undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_worker_killed_by_the_system_is_resumed_from_bit_for_bit(
+    cut: int, undisturbed: Path, tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    """SIGKILL leaves a process no time for anything; where in a step it falls is up to the system."""
+    out = tmp_path / "killed"
+    job = {"model": str(tiny_model), "instances": str(instances), "out": str(out), "config": RESUMED.model_dump()}
+    out.mkdir()
+    (out / "job.json").write_text(json.dumps(job))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "awpo.training.sft", str(out / "job.json")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while worker.poll() is None and not (out / RESUME / f"checkpoint-{cut}" / WHOLE).exists():
+            time.sleep(0.005)
+        assert worker.poll() is None, "it ended before it could be killed"
+    finally:
+        worker.kill()
+        worker.wait()
+    assert worker.returncode == -signal.SIGKILL
+    train_sft(str(tiny_model), instances, out, RESUMED)
+    assert_ends_alike(out, undisturbed)
+
+
+def test_the_trainer_of_trl_computes_the_same_loss(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    """On a GPU the loss is TRL's own; loss and gradient are those of `target_loss`."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    dataset = Demonstrations(tokenizer, read_instances(instances, {"train"}), 2000).to_dataset()
+    trainer = TargetTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny_model),
+        processing_class=tokenizer,
+        args=trainer_arguments(QUICK, tmp_path),
+        train_dataset=dataset,
+        data_collator=PadAroundTarget(tokenizer.pad_token_id),
+    )
+    trainer.model.train()
+    found = []
+    for compute in (trainer.compute_loss, super(TargetTrainer, trainer).compute_loss):
+        batch = trainer.data_collator([dataset[row] for row in (0, 2, 9, 17)])
+        if found:
+            del batch["logits_to_keep"]
+        trainer.model.zero_grad()
+        loss = compute(trainer.model, batch, num_items_in_batch=torch.tensor(321))
+        loss.backward()
+        found.append((loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
+    assert found[0][1].abs().max() > 1e-3
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_rows_of_similar_length_stand_together_in_an_order_of_seed_and_epoch() -> None:
+    lengths = [10 * (row % 4) + row // 4 for row in range(32)]
+    sampler = OrderedByLength(lengths, batch_size=4, seed=3)
+    first = list(sampler)
+    assert sorted(first) == list(range(32))
+    assert first == list(sampler) == list(OrderedByLength(lengths, 4, 3))
+    assert first != list(OrderedByLength(lengths, 4, 4))
+    torch.rand(5)  # whatever else is drawn
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    spreads = [
+        max(lengths[row] for row in first[i : i + 4]) - min(lengths[row] for row in first[i : i + 4])
+        for i in (4, 8, 20)
+    ]
+    assert sum(spreads) / 3 < 15  # of 37; in random order the mean is about 24
+
+
+def test_without_rationales_the_target_is_the_action_alone(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = Demonstrations(tokenizer, read_instances(instances, {"train"})[:1], 2000, rationales=False).rows
+    trained = [token for token, label in zip(rows[0]["input_ids"], rows[0]["labels"], strict=True) if label != IGNORED]
+    assert tokenizer.decode(trained) == (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>'
+    )
+    config = QUICK.model_copy(update={"steps": 2, "rationales": False})  # the first step of a warm-up moves nothing
+    train_sft(str(tiny_model), instances, tmp_path / "bare", config)
+    train_sft(str(tiny_model), instances, tmp_path / "thought", config.model_copy(update={"rationales": True}))
+    bare, thought = weights(tmp_path / "bare"), weights(tmp_path / "thought")
+    assert not all(torch.equal(bare[key], thought[key]) for key in bare)
 
 
 def test_a_share_of_demonstrations_decides_wrongly(instances: Path) -> None:
