@@ -8,10 +8,20 @@ variable that `api_key_variable` names.
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from awpo.errors import UserError
 
@@ -36,6 +46,9 @@ class Settings(BaseModel):
                 near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
                 raise UserError(f"{where}: unknown key {key!r}{hint}") from None
+            if first["type"] == "value_error":  # a check of ours: its message has the numbers
+                message = first["msg"].removeprefix("Value error, ")
+                raise UserError(f"{where}: {f'{key}: ' if key else ''}{message}") from None
             raise UserError(f"{where}: {key or 'settings'}: {first['msg']} (got {first.get('input')!r:.200})") from None
 
     @classmethod
@@ -83,6 +96,8 @@ class RationaleConfig(Settings):
     def _endpoint_given(self) -> Self:
         if self.writer == "endpoint" and self.endpoint is None:
             raise ValueError("writer 'endpoint' needs 'endpoint' with base_url and model")
+        if self.writer != "endpoint" and self.endpoint is not None:
+            raise ValueError(f"writer {self.writer!r} would never ask {self.endpoint.model!r}; set writer: endpoint")
         return self
 
 
@@ -109,6 +124,10 @@ class JudgeConfig(Settings):
             raise ValueError("kind 'endpoint' needs 'endpoint' with base_url and model")
         if (self.kind == "correlated") != (self.correlation is not None):
             raise ValueError("'correlation' and kind 'correlated' go together: give both or neither")
+        if self.kind != "endpoint" and self.endpoint is not None:
+            raise ValueError(f"kind {self.kind!r} would never ask {self.endpoint.model!r}; set kind: endpoint")
+        if self.kind != "endpoint" and self.two_pass:
+            raise ValueError(f"two_pass asks a model twice, and kind {self.kind!r} asks none; set kind: endpoint")
         return self
 
     @property
@@ -118,11 +137,60 @@ class JudgeConfig(Settings):
         return f"{names.get(self.kind) or f'correlated {self.correlation or 0:+g}'} x{self.scale:g}"
 
 
-class SftConfig(Settings):
+class AdapterConfig(Settings):
+    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): they are trained, the model's weights are not.
+
+    The finished checkpoint is the whole model with its adapters merged; they themselves are kept beside it.
+    """
+
+    rank: int = Field(16, ge=1, le=1024, description="Rank of each adapter")
+    alpha: float = Field(32.0, gt=0, description="Scale: an adapter's product is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before each adapter, in training")
+    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+        "all-linear", description="Names of the layers that get adapters; all-linear: every linear one but the head"
+    )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _no_head(cls, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not names:
+            raise ValueError("no layer would get an adapter, so nothing would be trained; give names, or all-linear")
+        if "lm_head" in names:
+            raise ValueError("'lm_head' can have no adapter: TRL computes log-probabilities from its weight alone")
+        return names
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads a bare `on` as true and `off` as false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+
+
+class TrainingConfig(Settings):
+    """What SFT and policy training have in common."""
+
+    lora: AdapterConfig | None = Field(None, description="Train adapters of low rank; none: train all weights")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of forward and backward passes; trained weights are float32. auto: bfloat16 where the GPU has it",
+    )
+    gradient_checkpointing: Switch = Field(
+        "auto", description="Recompute activations in the backward pass, for less memory. auto: on with a GPU"
+    )
+    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
+    seed: int = Field(0, ge=0, description="Seed")
+
+
+class SftConfig(TrainingConfig):
     """Supervised fine-tuning on rationale + reference action; only the target step's tokens carry loss."""
 
     steps: int = Field(600, ge=1, description="Optimiser steps")
-    batch_size: int = Field(32, ge=1, description="Instances per optimiser step")
+    batch_size: int = Field(32, ge=1, description="Instances per optimiser step, on all devices together")
+    micro_batch_size: PositiveInt | None = Field(
+        None, description="Instances per forward pass and device; none: a step's at once"
+    )
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of the steps with a rising learning rate")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
@@ -137,11 +205,18 @@ class SftConfig(Settings):
     )
     rationales: bool = Field(True, description="Train on rationale and action; false: on the action alone")
     save_every: int = Field(200, ge=1, description="Steps between checkpoints from which an interrupted run resumes")
-    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
-    seed: int = Field(0, ge=0, description="Seed")
+
+    @model_validator(mode="after")
+    def _micro_batches(self) -> Self:
+        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"the batch_size = {self.batch_size} instances of an optimiser step are no whole number of micro-"
+                f"batches of {self.micro_batch_size}; choose a micro_batch_size of {divisors(self.batch_size)}"
+            )
+        return self
 
 
-class PolicyConfig(Settings):
+class PolicyConfig(TrainingConfig):
     """Policy training by one of the methods of `awpo.methods`."""
 
     method: str = Field("awpo", description="Name in the registry of methods")
@@ -161,21 +236,83 @@ class PolicyConfig(Settings):
     )
     judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who scores thoughts")
     save_every: int = Field(
-        20, ge=1, description="Optimiser steps between checkpoints; a multiple of steps_per_rollout"
+        20, ge=1, description="Optimiser steps between checkpoints from which an interrupted run resumes"
     )
-    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
-    seed: int = Field(0, ge=0, description="Seed")
+
+    @field_validator("group_size", mode="before")
+    @classmethod
+    def _groups_vary(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 2:
+            raise ValueError(f"must be at least 2, not {value}: a lone rollout has no group to be better than")
+        return value
+
+    @field_validator("method")
+    @classmethod
+    def _trains_a_policy(cls, name: str) -> str:
+        from awpo.methods import get_method  # which imports this module
+
+        try:
+            method = get_method(name)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if not method.trains:
+            raise ValueError(f"{name!r} trains no policy; choose a method that does (see `awpo methods`)")
+        return name
 
     @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        rollouts = self.prompts_per_rollout * self.group_size
-        if rollouts % self.steps_per_rollout or (rollouts // self.steps_per_rollout) % self.micro_batch_size:
+    def _whole_batches(self) -> Self:
+        """The arithmetic of a rollout batch: whole micro-batches in whole optimiser steps."""
+        prompts, group, steps = self.prompts_per_rollout, self.group_size, self.steps_per_rollout
+        rollouts, micro = prompts * group, self.micro_batch_size
+        if rollouts % steps:
             raise ValueError(
-                f"prompts_per_rollout x group_size = {rollouts} rollouts must split evenly into steps_per_rollout = "
-                f"{self.steps_per_rollout} steps of whole micro-batches of {self.micro_batch_size}"
+                f"prompts_per_rollout x group_size = {prompts} x {group} = {rollouts} rollouts can't be split into "
+                f"steps_per_rollout = {steps} equal optimiser steps; choose {divisors(rollouts)}"
             )
-        if self.save_every % self.steps_per_rollout:
-            raise ValueError(f"save_every must be a multiple of steps_per_rollout = {self.steps_per_rollout}")
+        per_step = rollouts // steps
+        if per_step % micro:
+            raise ValueError(
+                f"the {prompts} x {group} / {steps} = {per_step} rollouts of an optimiser step (prompts_per_rollout x "
+                f"group_size / steps_per_rollout) are no whole number of micro-batches of {micro}; choose a "
+                f"micro_batch_size of {divisors(per_step)}"
+            )
+        if self.steps < steps:
+            raise ValueError(
+                f"steps = {self.steps} is fewer than steps_per_rollout = {steps}: part of the only rollout batch would "
+                f"never be trained on; give more steps, or a steps_per_rollout of at most {self.steps}"
+            )
+        return self
+
+    def remarks(self) -> list[str]:
+        """What is allowed and does less than one may think, a sentence each."""
+        from awpo.methods import get_method
+
+        found = []
+        if self.steps_per_rollout == 1:
+            shrinking = get_method(self.method).clip == "shrinking"
+            found.append(
+                "clipping is never alive: with steps_per_rollout = 1 each rollout is used once, by the policy that "
+                "drew it, so its importance ratio is 1 and clipping does nothing"
+                + (f"; nor does the shrinking clip radius of {self.method!r}" if shrinking else "")
+            )
+        if rest := self.steps % self.steps_per_rollout:
+            found.append(
+                f"steps = {self.steps} is no multiple of steps_per_rollout = {self.steps_per_rollout}: of the last "
+                f"rollout batch {rest} of {self.steps_per_rollout} parts are used"
+            )
+        return found
+
+    @model_validator(mode="after")
+    def _penalty_of_whole_tokens(self) -> Self:
+        from awpo.methods import get_method
+
+        share = get_method(self.method).overlong_share
+        if 0 < share * self.max_completion_length < 1:
+            raise ValueError(
+                f"the overlong penalty of {self.method!r} grows over the last {share:g} x max_completion_length = "
+                f"{share * self.max_completion_length:g} tokens, which is less than one; give a max_completion_length "
+                f"of at least {math.ceil(1 / share)}"
+            )
         return self
 
 
@@ -192,6 +329,24 @@ class EvaluationConfig(Settings):
     batch_size: int = Field(64, ge=1, description="Completions generated at once")
     threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
     seed: int = Field(0, ge=0, description="Seed of the slices and of sampling")
+
+    @model_validator(mode="after")
+    def _something_to_run(self) -> Self:
+        if not self.benchmarks:
+            raise ValueError("benchmarks is empty, so nothing would be evaluated; give held_out, bfcl or both")
+        if "held_out" in self.benchmarks and not self.splits:
+            raise ValueError("benchmark 'held_out' needs at least one of splits")
+        for name, values in (("benchmarks", self.benchmarks), ("splits", self.splits)):
+            twice = sorted({value for value in values if values.count(value) > 1})
+            if twice:
+                raise ValueError(f"{name} has {', '.join(twice)} more than once")
+        return self
+
+
+def divisors(number: int) -> str:
+    """The numbers that divide `number`, as text for a message; of many, the largest."""
+    found = [str(value) for value in range(1, number + 1) if number % value == 0]
+    return ", ".join(found) if len(found) <= 8 else f"..., {', '.join(found[-8:])}"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -129,6 +129,12 @@ class Method(Settings):
             raise ValueError("the shrinking clip rule is symmetric: epsilon_min <= epsilon_low = epsilon_high")
         if self.gate != "never" and not self.needs_judge:
             raise ValueError(f"gate {self.gate!r} needs the reward 'reasoning'")
+        if self.estimator in ("grpo_mixed", "gated_accumulation", "awpo") and not self.needs_judge:
+            raise ValueError(f"estimator {self.estimator!r} needs the reward 'reasoning'")
+        if self.difficulty != "none" and self.estimator != "awpo":
+            raise ValueError(f"estimator {self.estimator!r} has no difficulty weight; set difficulty: none")
+        if self.overlong_share and self.trains and "outcome" not in self.rewards:
+            raise ValueError("the overlong penalty is a part of the reward 'outcome', which the method doesn't read")
         return self
 
 

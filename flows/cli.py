@@ -60,10 +60,14 @@ def run(
     from flows.parameters import read_pipeline
     from flows.preflight import check_source
 
+    preset = read_pipeline("run")
+    # Fewer steps than a rollout batch is cut into are steps of larger parts.
+    most = preset.policy.steps_per_rollout
+    parts = next(n for n in range(min(steps or most, most), 0, -1) if most % n == 0)
     settings = _changed(
-        read_pipeline("run"),
+        preset,
         {"data": str(data), "format": format, "methods": (method,), "init": init, "model": model, "seed": seed},
-        {"policy": {"steps": steps}, "sft": {"steps": sft_steps}},
+        {"policy": {"steps": steps, "steps_per_rollout": parts}, "sft": {"steps": sft_steps}},
     )
     check_source(data, format)
     _run_pipeline(settings, out, verbose, as_json)

@@ -1,10 +1,22 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from awpo.config import EvaluationConfig, PolicyConfig, RationaleConfig, Settings, SftConfig, read_yaml
+from awpo.config import (
+    AdapterConfig,
+    CorpusConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    PolicyConfig,
+    RationaleConfig,
+    Settings,
+    SftConfig,
+    read_yaml,
+)
 from awpo.errors import UserError
+from awpo.methods import METHODS
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
@@ -28,19 +40,103 @@ def test_an_unknown_nested_key_is_answered_with_the_keys_of_its_place(
 
 
 def test_a_value_outside_its_limits_is_one_line_with_the_key() -> None:
-    with pytest.raises(UserError, match=r"the preset: group_size: .*greater than or equal to 2") as caught:
-        PolicyConfig.read({"group_size": 1}, "the preset")
+    with pytest.raises(UserError, match=r"the preset: temperature: .*less than or equal to 2 \(got 3\)") as caught:
+        PolicyConfig.read({"temperature": 3}, "the preset")
     assert "\n" not in str(caught.value)
 
 
-def test_rollouts_must_split_into_whole_micro_batches() -> None:
-    with pytest.raises(UserError, match="must split evenly"):
-        PolicyConfig.read({"prompts_per_rollout": 3, "group_size": 5}, "x")
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "strong"}
 
 
-def test_checkpoints_lie_at_rollout_boundaries() -> None:
-    with pytest.raises(UserError, match="save_every must be a multiple of steps_per_rollout = 4"):
-        PolicyConfig.read({"save_every": 6}, "x")
+@pytest.mark.parametrize(
+    ("settings", "values", "answer"),
+    [
+        (PolicyConfig, {"group_size": 1}, "x: group_size: must be at least 2, not 1: a lone rollout has no group"),
+        (
+            PolicyConfig,
+            {"prompts_per_rollout": 3, "group_size": 5},
+            "x: prompts_per_rollout x group_size = 3 x 5 = 15 rollouts can't be split into steps_per_rollout = 4 equal "
+            "optimiser steps; choose 1, 3, 5, 15",
+        ),
+        (
+            PolicyConfig,
+            {"prompts_per_rollout": 8, "group_size": 4, "steps_per_rollout": 4, "micro_batch_size": 64},
+            "x: the 8 x 4 / 4 = 8 rollouts of an optimiser step (prompts_per_rollout x group_size / steps_per_rollout) "
+            "are no whole number of micro-batches of 64; choose a micro_batch_size of 1, 2, 4, 8",
+        ),
+        (
+            PolicyConfig,
+            {"prompts_per_rollout": 32, "micro_batch_size": 24},
+            "are no whole number of micro-batches of 24; choose a micro_batch_size of 1, 2, 4, 8, 16, 32, 64",
+        ),
+        (
+            PolicyConfig,
+            {"steps": 3},
+            "x: steps = 3 is fewer than steps_per_rollout = 4: part of the only rollout batch would never be trained on; "
+            "give more steps, or a steps_per_rollout of at most 3",
+        ),
+        (PolicyConfig, {"method": "awpo-sotf"}, "x: method: no method 'awpo-sotf'; did you mean 'awpo_soft'?"),
+        (PolicyConfig, {"method": "sft"}, "x: method: 'sft' trains no policy; choose a method that does"),
+        (
+            SftConfig,
+            {"batch_size": 12, "micro_batch_size": 8},
+            "x: the batch_size = 12 instances of an optimiser step are no whole number of micro-batches of 8; choose a "
+            "micro_batch_size of 1, 2, 3, 4, 6, 12",
+        ),
+        (SftConfig, {"lora": {"rank": 0}}, "x: lora.rank: Input should be greater than or equal to 1 (got 0)"),
+        (SftConfig, {"lora": {"target_modules": []}}, "no layer would get an adapter"),
+        (SftConfig, {"lora": {"target_modules": ["q_proj", "lm_head"]}}, "'lm_head' can have no adapter"),
+        (SftConfig, {"lora": {"rnak": 8}}, "x: unknown key 'lora.rnak'; did you mean 'rank'?"),
+        (SftConfig, {"precision": "float16"}, "x: precision: Input should be 'auto', 'float32' or 'bfloat16'"),
+        (
+            PolicyConfig,
+            {"judge": {"endpoint": ENDPOINT}},
+            "x: judge: kind 'rubric' would never ask 'strong'; set kind: endpoint",
+        ),
+        (JudgeConfig, {"two_pass": True}, "x: two_pass asks a model twice, and kind 'rubric' asks none"),
+        (JudgeConfig, {"kind": "endpoint"}, "x: kind 'endpoint' needs 'endpoint' with base_url and model"),
+        (JudgeConfig, {"correlation": 0.5}, "x: 'correlation' and kind 'correlated' go together"),
+        (RationaleConfig, {"endpoint": ENDPOINT}, "x: writer 'offline' would never ask 'strong'; set writer: endpoint"),
+        (EvaluationConfig, {"benchmarks": []}, "x: benchmarks is empty, so nothing would be evaluated"),
+        (EvaluationConfig, {"splits": []}, "x: benchmark 'held_out' needs at least one of splits"),
+        (EvaluationConfig, {"splits": ["test", "test"]}, "x: splits has test more than once"),
+        (CorpusConfig, {"test_dialogues": 0}, "x: test_dialogues: Input should be greater than or equal to 1 (got 0)"),
+    ],
+)
+def test_what_cannot_be_or_contradicts_itself_is_refused_with_the_numbers(
+    settings: type[Settings], values: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(answer)) as caught:
+        settings.read(values, "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_penalty_over_less_than_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No method of the registry has a share that small; a reader may add one."""
+    brief = METHODS["dapo"].changed(name="brief", overlong_share=0.1)
+    monkeypatch.setattr("awpo.methods.METHODS", {**METHODS, "brief": brief})
+    with pytest.raises(UserError, match=r"last 0\.1 x max_completion_length = 0\.8 tokens.* of at least 10$"):
+        PolicyConfig.read({"method": "brief", "max_completion_length": 8}, "x")
+    assert PolicyConfig.read({"method": "brief", "max_completion_length": 10}, "x").method == "brief"
+
+
+def test_where_clipping_is_never_alive_the_config_says_so() -> None:
+    once = {"steps_per_rollout": 1}
+    (remark,) = PolicyConfig.read({**once, "method": "grpo"}, "x").remarks()
+    assert remark.startswith("clipping is never alive: with steps_per_rollout = 1 each rollout is used once")
+    assert "shrinking" not in remark
+    (remark,) = PolicyConfig.read({**once, "method": "awpo"}, "x").remarks()
+    assert remark.endswith("nor does the shrinking clip radius of 'awpo'")
+    assert PolicyConfig().remarks() == []
+    (remark,) = PolicyConfig(steps=42).remarks()
+    assert remark.endswith("of the last rollout batch 2 of 4 parts are used")
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
+def test_a_switch_is_what_yaml_makes_of_it(tmp_path: Path, text: str, value: str) -> None:
+    """A bare on is true in YAML."""
+    (tmp_path / "sft.yaml").write_text(f"gradient_checkpointing: {text}\n")
+    assert SftConfig.read(read_yaml(tmp_path / "sft.yaml"), "x").gradient_checkpointing == value
 
 
 def test_an_endpoint_writer_needs_its_endpoint() -> None:
@@ -82,6 +178,6 @@ def test_a_missing_yaml_file_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_every_field_is_described() -> None:
-    for model in (SftConfig, PolicyConfig, EvaluationConfig, RationaleConfig):
+    for model in (SftConfig, PolicyConfig, EvaluationConfig, RationaleConfig, JudgeConfig, AdapterConfig, CorpusConfig):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"

@@ -128,6 +128,12 @@ def test_the_papers_threshold_is_another_way_to_write_ratio_min():
         ({"rewards": ["outcome"]}, "needs the reward 'reasoning'"),
         ({"estimator": None}, "policy stage"),
         ({"stages": ["sft"]}, "policy stage"),
+        ({"gate": "never", "rewards": ["outcome"]}, "estimator 'awpo' needs the reward 'reasoning'"),
+        ({"estimator": "grpo_mixed"}, "estimator 'grpo_mixed' has no difficulty weight"),
+        (
+            {"estimator": "gdpo", "difficulty": "none", "rewards": ["correct", "reasoning"], "overlong_share": 0.2},
+            "overlong penalty is a part of the reward 'outcome'",
+        ),
     ],
 )
 def test_a_wrong_change_is_refused(changes, message):
