@@ -4,18 +4,21 @@
 
 A rollout batch of `prompts_per_rollout` x `group_size` completions is sampled, scored, turned into advantages, and
 used for `steps_per_rollout` optimiser steps. Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl,
-judge_samples.jsonl, summary.json, manifest.json. A run that was interrupted resumes at its last whole checkpoint,
-which always lies at the boundary of a rollout batch, where resuming is exact.
+judge_samples.jsonl, summary.json, manifest.json, and adapter/ where adapters were trained. A run that was interrupted resumes at its last whole checkpoint, at
+any optimiser step, and goes on with the rollouts that it had sampled: on a CPU it ends bit for bit as it would have.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import GRPOConfig
@@ -31,13 +34,15 @@ from awpo.processes import worker_main
 from awpo.training.checkpoints import (
     RESUME,
     MarkWholeCheckpoints,
+    check_positions,
     drop_metrics_after,
     last_whole_checkpoint,
     load_policy,
-    save_finished,
 )
+from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
+from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.policy_trainer import PolicyTrainer
-from awpo.training.scoring import Scorer
+from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
 from awpo.types import Instance
 
 # TRL's names on the left, ours on the right; names that the trainer subclass reports pass as they are.
@@ -99,14 +104,13 @@ def prompt_rows(
 
 def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes: int) -> GRPOConfig:
     """TRL's settings, every default that matters set; raises UserError where the batch can't be split."""
-    rollouts = config.prompts_per_rollout * config.group_size
-    per_step = rollouts // config.steps_per_rollout
-    if per_step % (config.micro_batch_size * processes):
+    if method.dynamic_sampling_rounds and config.prompts_per_rollout % processes:
         raise UserError(
-            f"{per_step} rollouts per optimiser step can't be split into micro-batches of {config.micro_batch_size} "
-            f"on {processes} processes; change policy.micro_batch_size"
+            f"method {method.name!r} samples whole groups anew on each process, and policy.prompts_per_rollout = "
+            f"{config.prompts_per_rollout} can't be shared out among {processes}; choose a multiple of {processes}"
         )
-    accumulation = per_step // (config.micro_batch_size * processes)
+    per_step = config.prompts_per_rollout * config.group_size // config.steps_per_rollout
+    accumulation = accumulation_steps(per_step, config.micro_batch_size, processes, "policy.micro_batch_size")
     return GRPOConfig(
         output_dir=str(out / RESUME),
         max_steps=config.steps,
@@ -140,12 +144,9 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         shuffle_dataset=True,
         report_to="none",
         disable_tqdm=True,
-        bf16=torch.cuda.is_available(),
-        gradient_checkpointing=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
         seed=config.seed,
         data_seed=config.seed,
+        **device_arguments(config),
     )
 
 
@@ -162,15 +163,27 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
         "instances": input_identity(instances),
         "method": str(method.to_json()),
     }
-    with open_stage(out, "policy", inputs, config.model_dump(exclude={"threads"})) as stage:
+    processes = process_state()
+    with ExitStack() as stack:
+        with processes.main_process_first():  # it makes the folder, the others find it made
+            opened = open_stage(out, "policy", inputs, config.model_dump(exclude={"threads"}))
+            stage = stack.enter_context(opened)
         if stage.finished:
             return dict(stage.manifest.counts)
         start = time.monotonic()
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
+        arguments = trainer_arguments(config, method, out, processes.num_processes)
+        check_positions(
+            model,
+            config.max_prompt_length + config.max_completion_length,
+            f"policy.max_prompt_length + max_completion_length = {config.max_prompt_length} + "
+            f"{config.max_completion_length}",
+        )
         set_seed(config.seed)
-        policy, tokenizer = load_policy(model)
+        policy, tokenizer = load_policy(model, dtype_of_weights(config))
+        check_layers(policy, config.lora)
         chosen = read_instances(instances, {"train"})
         rows, too_long = prompt_rows(tokenizer, chosen, config.max_prompt_length)
         if len(rows) < config.prompts_per_rollout:
@@ -178,20 +191,20 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
                 f"{instances} has {len(rows)} training prompts of at most {config.max_prompt_length} tokens, fewer "
                 f"than policy.prompts_per_rollout = {config.prompts_per_rollout}; lower that, or give more data"
             )
-        if too_long:
+        if too_long and processes.is_main_process:
             log.warning(f"{too_long} of {len(chosen)} prompts exceed {config.max_prompt_length} tokens; left out")
-        if config.steps_per_rollout == 1:
-            log.warning("one optimiser step per rollout batch: the importance ratio is 1 and clipping does nothing")
-        resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
-        drop_metrics_after(out, resume)
+        for remark in config.remarks() if processes.is_main_process else []:
+            log.warning(remark)
+        resume = _where_to_resume(out, stage.resumed)
         trainer = PolicyTrainer(
             model=policy,
             processing_class=tokenizer,
-            args=trainer_arguments(config, method, out, processes=_processes()),
+            args=arguments,
+            peft_config=peft_config(config.lora),
             train_dataset=rows,
             callbacks=[LogPolicyToFiles(log), MarkWholeCheckpoints()],
             method=method,
-            scorer=Scorer(method, config, out / "judge_samples.jsonl"),
+            scorer=Scorer(method, config, out / SAMPLES),
             instances=chosen,
             log=log,
         )
@@ -199,17 +212,30 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
         if trainer.is_world_process_zero():
             card = {"method": method.to_json(), "base": model, **stage.manifest.to_json(), **summary}
-            save_finished(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint", card)
+            save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
             summary["seconds"] = round(time.monotonic() - start, 1)
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
             stage.finish(summary)
         return summary
 
 
-def _processes() -> int:
-    from accelerate import PartialState
+def process_state() -> PartialState:
+    """The processes of this run, one or those that torchrun started; on CPUs they speak through gloo."""
+    return PartialState(cpu=not torch.cuda.is_available())
 
-    return int(PartialState().num_processes)
+
+def _where_to_resume(out: Path, resumed: bool) -> Path | None:
+    """The checkpoint to go on from; what was written of later steps is removed, so that each step stands once.
+
+    The main process decides, since the choice removes files, and the others follow.
+    """
+    resume = None
+    if process_state().is_main_process:
+        resume = last_whole_checkpoint(out / RESUME) if resumed else None
+        drop_metrics_after(out, resume)
+        drop_samples_from(out / SAMPLES, int(resume.name.rpartition("-")[2]) if resume else 0)
+    found: list[Path | None] = broadcast_object_list([resume])
+    return found[0]
 
 
 def _last_metrics(out: Path, config: PolicyConfig) -> dict[str, float]:

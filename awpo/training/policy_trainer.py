@@ -3,7 +3,8 @@
 TRL keeps weight sync, the loss, checkpoints, ZeRO and FSDP. Its hooks that are overridden are private, so TRL is
 pinned exactly and a test fails when one of them moves:
 `_calculate_rewards` (scores the rollouts and keeps what advantages need), `_generate_and_score_completions`
-(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row). On a CPU two more,
+(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row); for checkpoints at
+any step `_save_rng_state`, `_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more,
 for speed alone: `_generate_single_turn` (rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies`
 (log-probabilities without common padding).
 
@@ -16,10 +17,11 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object
+from accelerate.utils import gather, gather_object, send_to_device
 from trl import GRPOTrainer
 
 from awpo.advantages import Estimate, estimate
@@ -29,6 +31,7 @@ from awpo.events import RunLog
 from awpo.methods import Method
 from awpo.training.compact_forward import in_pieces
 from awpo.training.dynamic_sampling import replace_groups, varying_groups
+from awpo.training.rollout_buffer import EpochOrder, RolloutState
 from awpo.training.scoring import Scorer, Scores
 from awpo.types import Instance
 
@@ -59,6 +62,52 @@ class PolicyTrainer(GRPOTrainer):
         self._scored: tuple[list[Instance], list[str], Scores] | None = None
         self._unvarying_rollouts = dict.fromkeys(REWARDS, 0)
         self._draws = 0
+
+    # Checkpoints: TRL leaves out the rollouts and the position in them.
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
+        rollouts, arguments = self.args.generation_batch_size, self.args
+        prompts = rollouts // self.num_generations
+        order = EpochOrder(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=self.num_generations,
+            batch_size=prompts,
+            repeat_count=self.num_iterations * arguments.steps_per_generation,
+            seed=arguments.seed,
+            epoch=lambda: self.state.global_step // steps_per_epoch,
+        )
+        steps_per_rollout = (
+            arguments.steps_per_generation * self.num_iterations // arguments.gradient_accumulation_steps
+        )
+        steps_per_epoch = order.num_samples // prompts * steps_per_rollout
+        return order
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Each process writes its rollouts beside its random numbers."""
+        super()._save_rng_state(output_dir)
+        in_use = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
+        RolloutState(
+            micro_batches=self._step,
+            buffer=list(self._buffered_inputs or []) if in_use else [],
+            metrics=dict(self._metrics["train"]),
+            memory={"unvarying_rollouts": self._unvarying_rollouts},
+            processes=self.accelerator.num_processes,
+        ).write(Path(output_dir), self.accelerator.process_index)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # every process has written its part before it is marked as whole
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        accelerator = self.accelerator
+        state = RolloutState.read(Path(checkpoint), accelerator.process_index, accelerator.num_processes)
+        self._step = state.micro_batches
+        self._buffered_inputs = [send_to_device(part, accelerator.device) for part in state.buffer] or None
+        self._metrics["train"].update(state.metrics)
+        self._unvarying_rollouts = state.memory["unvarying_rollouts"]
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
 from awpo.config import PolicyConfig
 from awpo.judge import Judgement, make_judge
@@ -18,6 +19,7 @@ from awpo.methods import Method
 from awpo.rewards import outcome_parts, overlong_penalty, reward_range
 from awpo.types import Instance
 
+SAMPLES = "judge_samples.jsonl"
 SAMPLES_PER_BATCH = 4
 
 
@@ -94,3 +96,18 @@ class Scorer:
                     **{name: values[index] for name, values in rows.items()},
                 }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def drop_samples_from(file: Path, step: int) -> None:
+    """Removes the samples of rollouts made at optimiser step `step` (from 0) or later, which will be made again."""
+    if not file.exists():
+        return
+    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) < step]
+    write_atomically(file, "".join(kept))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # half a line, of a process that died in writing it

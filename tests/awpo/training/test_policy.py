@@ -12,7 +12,6 @@ from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail
 from awpo.methods import METHODS, get_method
-from awpo.training import policy as module
 from awpo.training.policy import prompt_rows, train_policy, trainer_arguments
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import Scorer
@@ -76,11 +75,19 @@ def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
             "num_generations",
             "has_tool_images",
         ],
+        "_get_train_sampler": ["self", "dataset"],
+        "_save_rng_state": ["self", "output_dir"],
+        "_save_checkpoint": ["self", "model", "trial"],
+        "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     }
     for name, parameters in expected.items():
         assert list(inspect.signature(getattr(GRPOTrainer, name)).parameters) == parameters
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert "torch.clamp(coef_1, 1 - self.epsilon_low, 1 + self.epsilon_high)" in source
+    # What a checkpoint restores: the buffered batch is used where it is, at the position that `_step` gives.
+    source = inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in source
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
 
 
 def test_every_tool_stands_in_the_prompt_that_is_trained_on(trainer: PolicyTrainer) -> None:
@@ -200,29 +207,6 @@ def test_rewards_that_vary_change_the_weights(trainer: PolicyTrainer) -> None:
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
     assert any(not torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
-
-
-def test_an_interrupted_run_ends_as_an_undisturbed_one(
-    tiny_model: Path, instances: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = QUICK.model_copy(update={"steps": 6})
-    train_policy(str(tiny_model), instances, tmp_path / "whole", config)
-    with monkeypatch.context() as patch:
-
-        def die(self: object, args: object, state: object, control: object, **_: object) -> None:
-            if state.global_step == 5:  # type: ignore[attr-defined]
-                raise RuntimeError("killed")
-
-        patch.setattr(module.LogPolicyToFiles, "on_step_begin", die)
-        with pytest.raises(RuntimeError, match="killed"):
-            train_policy(str(tiny_model), instances, tmp_path / "cut", config)
-    train_policy(str(tiny_model), instances, tmp_path / "cut", config)
-    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.equal(whole[key], cut[key]) for key in whole)
-    steps = [row["step"] for row in Tail(tmp_path / "cut" / METRICS)]
-    assert steps == [1, 2, 3, 4, 5, 6]
-    losses = [[row["loss"] for row in metrics_of(tmp_path / name)] for name in ("whole", "cut")]
-    assert losses[0] == losses[1]
 
 
 def test_a_checkpoint_half_written_is_not_resumed_from(tmp_path: Path) -> None:
