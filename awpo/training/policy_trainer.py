@@ -3,9 +3,9 @@
 TRL keeps weight sync, the loss, checkpoints, ZeRO and FSDP. Its hooks that are overridden are private, so TRL is
 pinned exactly and a test fails when one of them moves:
 `_calculate_rewards` (scores the rollouts and keeps what advantages need), `_generate_and_score_completions`
-(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row); for checkpoints at
-any step `_save_rng_state`, `_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more,
-for speed alone: `_generate_single_turn` (rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies`
+(replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row),
+`_tokenize_prompts` (a rendered prompt gets no second beginning); for checkpoints at any step `_save_rng_state`,
+`_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more, for speed alone: `_generate_single_turn` (rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies`
 (log-probabilities without common padding).
 
 Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of a micro-batch.
@@ -192,6 +192,10 @@ class PolicyTrainer(GRPOTrainer):
         seed = f"{self.args.seed}-{self.state.global_step}-{draw}-{self.accelerator.process_index}"
         picked = random.Random(seed).choices(range(len(self.train_dataset)), k=count // group_size)
         return [dict(self.train_dataset[index]) for index in picked for _ in range(group_size)]
+
+    def _tokenize_prompts(self, prompts: list[str]) -> Any:
+        """TRL's (prompt ids, no images, nothing else); the template has written all that a prompt begins with."""
+        return self.processing_class(text=prompts, add_special_tokens=False)["input_ids"], None, {}
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
