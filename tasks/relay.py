@@ -1,7 +1,8 @@
 """Sends a stage's metrics.jsonl to its MLflow run while it grows: each line once, whatever happens between.
 
-The position is written down after each batch that the store has taken. A line that was taken but not yet written down
-when the process died is sent again with the time and step that it bears, which the store knows and ignores.
+What has been sent is written down after each batch that the store has taken. What it took of a process that died before
+it could write that down, it is asked for: a trainer that resumes writes some steps again, with other times, and MLflow
+would keep both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ class MetricsRelay:
 
     def __init__(self, run: TrackedRun, folder: Path, every: float = EVERY_SECONDS) -> None:
         self.run, self.path, self.every = run, folder / METRICS, every
+        # What was sent is known by name and step, so reading the file from its start is always right. Going on where an
+        # earlier process stopped is not: the trainer may have replaced the file more than once since.
+        run.file.inode, run.file.offset = 0, 0
         self.problem: str | None = None
+        self._asked = False
         self._stop = threading.Event()
         self._pumping = threading.Lock()
         self._thread = threading.Thread(target=self._keep_pumping, name="metrics-relay", daemon=True)
@@ -62,6 +67,7 @@ class MetricsRelay:
         file = self.run.file
         if not self.path.exists():
             return 0
+        self._ask_what_was_sent()
         status = self.path.stat()
         # A resumed trainer replaces the file without the steps that it will do again: read it from its start.
         if status.st_ino != file.inode or status.st_size < file.offset:
@@ -82,6 +88,16 @@ class MetricsRelay:
                 sent += self._commit(rows, tail.offset)
                 rows = []
         return sent + self._commit(rows, tail.offset)
+
+    def _ask_what_was_sent(self) -> None:
+        """Learns from the store, once, the last step that it has of each metric."""
+        if self._asked:
+            return
+        client, run_id, sent = self.run.client, self.run.run_id, self.run.file.sent
+        for name in client.get_run(run_id).data.metrics:
+            last = max(metric.step for metric in client.get_metric_history(run_id, name))
+            sent[name] = max(last, sent.get(name, -1))
+        self._asked = True
 
     def _commit(self, rows: list[tuple[str, object, int, int]], offset: int) -> int:
         file = self.run.file

@@ -9,6 +9,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from awpo.events import METRICS, RunLog
+from awpo.training.checkpoints import drop_metrics_after
 from tasks.relay import MetricsRelay
 from tasks.tracking import RunFile, TrackedRun, Tracking, open_run
 
@@ -82,14 +83,57 @@ def test_what_a_store_that_is_away_missed_is_sent_later(run: TrackedRun, monkeyp
     assert history(later, "loss") == [(1, 3.0), (2, 2.0)]
 
 
+def resume_at(run: TrackedRun, step: int) -> None:
+    """A trainer resumes at `step`: it replaces the file by one without the later steps, which it will do again."""
+    drop_metrics_after(run.folder, Path(f"checkpoint-{step}"))
+
+
 def test_sent_but_not_written_down_is_not_doubled(run: TrackedRun) -> None:
     before = RunFile.path_for(run.folder).read_text()
     RunLog(run.folder).metrics(1, {"loss": 3.0})
     MetricsRelay(run, run.folder).pump()
     RunFile.path_for(run.folder).write_text(before)  # as if the process had died between the two
     later = again(run)
-    assert MetricsRelay(later, run.folder).pump() == 1
+    assert MetricsRelay(later, run.folder).pump() == 0
     assert history(later, "loss") == [(1, 3.0)]
+
+
+def test_sent_but_not_written_down_and_trained_again_is_not_doubled(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer died with the relay, and writes the steps after its checkpoint again, at another time."""
+    log = RunLog(run.folder)
+    log.metrics(1, {"loss": 1.0})
+    MetricsRelay(run, run.folder).pump()
+    monkeypatch.setattr(TrackedRun, "save", lambda self: None)
+    log.metrics(2, {"loss": 2.0})
+    log.metrics(3, {"loss": 3.0})
+    assert MetricsRelay(run, run.folder).pump() == 2
+    monkeypatch.undo()
+    resume_at(run, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("awpo.events.time.time", lambda: 4e9)
+        for step in (2, 3, 4):
+            log.metrics(step, {"loss": float(step)})
+    later = again(run)
+    assert MetricsRelay(later, run.folder).pump() == 1
+    assert history(later, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_a_file_replaced_twice_between_two_readings_has_no_gap(run: TrackedRun) -> None:
+    """The second replacement may have the first file's inode and be longer than what was read of it."""
+    log = RunLog(run.folder)
+    for step in (1, 2):
+        log.metrics(step, {"loss": float(step)})
+    MetricsRelay(run, run.folder).pump()
+    file = run.folder / METRICS
+    again_written = "".join(
+        json.dumps({"step": s, "time": 4e9 + s, "metrics": {"loss": float(s)}}) + "\n" for s in range(1, 7)
+    )
+    file.write_text(again_written)  # in place: the same inode, and lines of another length
+    later = again(run)
+    assert MetricsRelay(later, run.folder).pump() == 4
+    assert history(later, "loss") == [(step, float(step)) for step in range(1, 7)]
 
 
 def test_steps_that_a_resumed_trainer_writes_again_stand_once(run: TrackedRun) -> None:
@@ -98,10 +142,7 @@ def test_steps_that_a_resumed_trainer_writes_again_stand_once(run: TrackedRun) -
         log.metrics(step, {"loss": float(step)})
     MetricsRelay(run, run.folder).pump()
     # The trainer resumes at step 3: it replaces the file, then trains 4 and 5 again, and 6.
-    lines = (run.folder / METRICS).read_text().splitlines(keepends=True)
-    replaced = run.folder / "replaced"
-    replaced.write_text("".join(lines[:3]))
-    replaced.replace(run.folder / METRICS)
+    resume_at(run, 3)
     for step in range(4, 7):
         log.metrics(step, {"loss": float(step), "new": 1.0})
     later = again(run)
