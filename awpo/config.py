@@ -144,7 +144,7 @@ class AdapterConfig(Settings):
     """
 
     rank: int = Field(16, ge=1, le=1024, description="Rank of each adapter")
-    alpha: float = Field(32.0, gt=0, description="Scale: an adapter's product is multiplied by alpha / rank")
+    alpha: int = Field(32, ge=1, description="Scale: an adapter's product is multiplied by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before each adapter, in training")
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear", description="Names of the layers that get adapters; all-linear: every linear one but the head"

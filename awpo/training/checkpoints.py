@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
@@ -57,19 +58,45 @@ def _step_of(line: str) -> float:
         return float("inf")  # half a line, of a process that died in writing it
 
 
-def load_policy(location: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a folder or hub id; UserError where they can't be had."""
+def split_revision(location: str) -> tuple[str, str | None]:
+    """A folder, or a hub id and the revision after its "@"."""
+    name, at, revision = location.rpartition("@")
+    return (location, None) if not at or Path(location).exists() else (name, revision)
+
+
+def check_positions(location: str, tokens: int, what: str) -> None:
+    """Raises UserError where rows of `tokens` tokens, named by `what`, exceed the positions of the model.
+
+    Only its config.json is read. UserError, too, where that can't be had.
+    """
+    name, revision = split_revision(location)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype="auto")
+        config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot load the model {location!r}: {first}; give a checkpoint's folder or a hub id"
-        ) from None
+        raise _not_loaded(location, error) from None
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and tokens > positions:
+        raise UserError(f"{what} = {tokens} tokens, and {location!r} has {positions} positions; lower them")
+
+
+def load_policy(
+    location: str, dtype: torch.dtype | str = torch.float32
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a folder or a hub id, "@" and a revision behind it; UserError where they can't be had."""
+    name, revision = split_revision(location)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(location, error) from None
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UserError(f"the tokenizer of {location!r} needs a padding token of its own, apart from its end token")
     return model, tokenizer
+
+
+def _not_loaded(location: str, error: Exception) -> UserError:
+    first = str(error).splitlines()[0]
+    return UserError(f"cannot load the model {location!r}: {first}; give a checkpoint's folder or a hub id")
 
 
 def save_finished(

@@ -4,8 +4,9 @@
 
 A rollout batch of `prompts_per_rollout` x `group_size` completions is sampled, scored, turned into advantages, and
 used for `steps_per_rollout` optimiser steps. Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl,
-judge_samples.jsonl, summary.json, manifest.json, and adapter/ where adapters were trained. A run that was interrupted resumes at its last whole checkpoint, at
-any optimiser step, and goes on with the rollouts that it had sampled: on a CPU it ends bit for bit as it would have.
+judge_samples.jsonl, summary.json, manifest.json, and adapter/ where adapters were trained. A run that was interrupted
+resumes at its last whole checkpoint, at any optimiser step, and goes on with the rollouts that it had sampled: on a CPU
+it ends bit for bit as it would have.
 """
 
 from __future__ import annotations

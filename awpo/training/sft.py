@@ -2,8 +2,9 @@
 
     python -m awpo.training.sft JOB.json     {"model", "instances", "out", "config": SftConfig}
 
-Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json. A run that was interrupted
-resumes at its last whole checkpoint and ends with the same weights, bit for bit on a CPU.
+Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json, and adapter/ where adapters
+were trained. A run that was interrupted resumes at its last whole checkpoint and ends with the same weights, bit for
+bit on a CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import SFTConfig
@@ -29,12 +31,14 @@ from awpo.processes import worker_main
 from awpo.training.checkpoints import (
     RESUME,
     MarkWholeCheckpoints,
+    check_positions,
     drop_metrics_after,
     last_whole_checkpoint,
     load_policy,
-    save_finished,
 )
 from awpo.training.demonstrations import wrong_decision
+from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
+from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.sft_trainer import IGNORED, PadAroundTarget, TargetTrainer
 from awpo.types import Instance
 
@@ -118,8 +122,11 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
+        arguments = trainer_arguments(config, out, PartialState(cpu=not torch.cuda.is_available()).num_processes)
+        check_positions(model, config.max_length, "sft.max_length")
         set_seed(config.seed)
-        policy, tokenizer = load_policy(model)
+        policy, tokenizer = load_policy(model, dtype_of_weights(config))
+        check_layers(policy, config.lora)
         chosen, replaced = prepare_demonstrations(read_instances(instances, {"train"}), config)
         dataset = Demonstrations(tokenizer, chosen, config.max_length, rationales=config.rationales)
         if not len(dataset):
@@ -131,7 +138,8 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         trainer = TargetTrainer(
             model=policy,
             processing_class=tokenizer,
-            args=trainer_arguments(config, out),
+            args=arguments,
+            peft_config=peft_config(config.lora),
             train_dataset=dataset.to_dataset(),
             data_collator=PadAroundTarget(int(tokenizer.pad_token_id)),
             callbacks=[
@@ -149,19 +157,22 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         }
         if trainer.is_world_process_zero():
             card = {"method": "sft", "base": model, **stage.manifest.to_json(), **summary}
-            save_finished(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint", card)
+            save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
             stage.finish(summary)
         return summary
 
 
-def trainer_arguments(config: SftConfig, out: Path) -> SFTConfig:
-    """TRL's settings, every default that matters set."""
+def trainer_arguments(config: SftConfig, out: Path, processes: int = 1) -> SFTConfig:
+    """TRL's settings, every default that matters set; raises UserError where the batch can't be split."""
+    micro_batch = config.micro_batch_size or max(1, config.batch_size // processes)
     return SFTConfig(
         output_dir=str(out / RESUME),
         max_steps=config.steps,
-        per_device_train_batch_size=config.batch_size,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation_steps(
+            config.batch_size, micro_batch, processes, "sft.micro_batch_size"
+        ),
         # The rows are tokenised, cut to their length and labelled already.
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
@@ -183,12 +194,9 @@ def trainer_arguments(config: SftConfig, out: Path) -> SFTConfig:
         remove_unused_columns=False,
         report_to="none",
         disable_tqdm=True,
-        bf16=False,
-        gradient_checkpointing=False,
         seed=config.seed,
         data_seed=config.seed,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
+        **device_arguments(config),
     )
 
 

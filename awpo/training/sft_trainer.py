@@ -120,7 +120,8 @@ class TargetTrainer(SFTTrainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> OrderedByLength:
         rows = train_dataset if train_dataset is not None else self.train_dataset
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        # All rows of an optimiser step, so that they are the same however they are cut into micro-batches.
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.accelerator.num_processes
         return OrderedByLength(rows["length"], batch, self.args.seed)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
