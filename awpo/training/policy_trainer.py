@@ -5,8 +5,8 @@ pinned exactly and a test fails when one of them moves:
 `_calculate_rewards` (scores the rollouts and keeps what advantages need), `_generate_and_score_completions`
 (replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row),
 `_tokenize_prompts` (a rendered prompt gets no second beginning); for checkpoints at any step `_save_rng_state`,
-`_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more, for speed alone: `_generate_single_turn` (rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies`
-(log-probabilities without common padding).
+`_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more, for speed alone: `_generate_single_turn`
+(rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies` (log-probabilities without common padding).
 
 Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of a micro-batch.
 """
