@@ -75,7 +75,9 @@ def read_cells(path: Path) -> list[CellResult]:
     rows = csv.DictReader(io.StringIO(text))
     names = [field.name for field in fields(CellResult)]
     if rows.fieldnames is None or list(rows.fieldnames) != names:
-        raise UserError(f"{path} is no file of study cells: its columns must be {', '.join(names)}")
+        raise UserError(
+            f"{path} is no file of study cells: its first line must be {','.join(names[:5])},... as `awpo study` writes it"
+        )
     found = []
     for number, row in enumerate(rows, start=2):
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from awpo.artifacts import write_atomically
 from evaluation.statistics import MeanOverSeeds
 from evaluation.study import BASELINE, MEASURES, Arm, Comparison, arms_of, compare_arms, running_mean, speed, summarise
 from evaluation.study_cells import NO_JUDGE, CellResult
@@ -24,6 +26,14 @@ _COLUMNS = (
     "gate open, %",
     "judge's correlation",
 )
+
+
+def write_study(cells: Sequence[CellResult], folder: Path) -> list[Path]:
+    """Writes study.json, study.md and the figures into `folder`; returns the files."""
+    value, text = folder / "study.json", folder / "study.md"
+    write_atomically(value, json.dumps(study_json(cells), indent=2) + "\n")
+    write_atomically(text, study_markdown(cells))
+    return [value, text, *draw_study(cells, folder)]
 
 
 def study_json(cells: Sequence[CellResult]) -> dict[str, Any]:

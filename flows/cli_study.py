@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli_support import Json, Out, Verbose, flow_session, print_json
+
+if TYPE_CHECKING:
+    from flows.parameters import StudySettings
 
 
 def study(
@@ -20,6 +23,7 @@ def study(
     method: Annotated[list[str] | None, typer.Option(help="Only this method; give it again for more.")] = None,
     judge: Annotated[list[str] | None, typer.Option(help="Only this judge, by its label in the tables.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds.")] = None,
+    sum_up: Annotated[bool, typer.Option("--sum-up", help="Run nothing: tables and figures of what there is.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -43,17 +47,34 @@ def study(
     settings = settings.model_copy(update=changes)
     settings.pipeline(settings.seeds[0])
     check_out(out)
+    store = cells or out / "cells.csv"
+    result = _sum_up(store, out) if sum_up else _run(settings, store, out, verbose)
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo((out / "study.md").read_text("utf-8"))
+        typer.echo(f"{out / 'study.md'}, study.json and figures beside it; cells in {store}")
+
+
+def _sum_up(store: Path, out: Path) -> dict[str, Any]:
+    from awpo.errors import UserError
+    from evaluation.study_cells import read_cells
+    from evaluation.study_report import study_json, write_study
+
+    found = read_cells(store)
+    if not found:
+        raise UserError(f"{store} holds no cells; give the file of a study by --cells, or run one")
+    write_study(found, out)
+    return study_json(found)
+
+
+def _run(settings: StudySettings, store: Path, out: Path, verbose: bool) -> dict[str, Any]:
+    from evaluation.study_cells import read_cells
+
+    read_cells(store)  # a wrong file is told before servers start
     with flow_session(verbose):
         from flows.study import study as flow
 
         values = {name: getattr(settings, name) for name in type(settings).model_fields}
         listed = {name: list(values[name]) for name in ("methods", "judges", "seeds")}
-        result = flow(out=str(out), cells=str(cells) if cells else None, **{**values, **listed})
-    if as_json:
-        print_json(result)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    Console().print(Markdown((out / "study.md").read_text("utf-8")))
-    typer.echo(f"{out / 'study.md'}, study.json and figures beside it; cells in {result['cells']}")
+        return dict(flow(out=str(out), cells=str(store), **{**values, **listed}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterable, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.artifacts import read_manifest, write_atomically
+from awpo.artifacts import read_manifest
 from awpo.config import EvaluationConfig, JudgeConfig, PolicyConfig
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.methods import get_method
 from awpo.types import content_hash
 from evaluation.study_cells import NO_JUDGE, CellResult, add_cell, read_cells
-from evaluation.study_report import draw_study, study_json, study_markdown
+from evaluation.study_report import study_json, study_markdown, write_study
 from tasks.evaluation import evaluate, find_score, read_scores
 from tasks.layout import Cell
 from tasks.stage_run import show_markdown
@@ -210,11 +209,10 @@ def sum_up(store: Path, planned: Sequence[StudyCell], out: Path, run: TrackedRun
     """Means and tests of the planned cells that there are: study.json, study.md and figures in `out`, on the run."""
     wanted = {cell.key: place for place, cell in enumerate(planned)}
     cells = sorted((cell for cell in read_cells(store) if cell.key in wanted), key=lambda cell: wanted[cell.key])
+    for path in (store, *write_study(cells, out)):
+        if path.exists():
+            run.artifact(path)
     result = study_json(cells)
-    write_atomically(out / "study.json", json.dumps(result, indent=2) + "\n")
-    write_atomically(out / "study.md", study_markdown(cells))
-    for path in (store, out / "study.json", out / "study.md", *draw_study(cells, out)):
-        run.artifact(path)
     for arm in result["arms"]:
         name = arm["method"] if arm["judge"] == NO_JUDGE else f"{arm['method']}/{arm['judge']}"
         run.metrics({f"mean_accuracy/{name}": arm["accuracy"]["mean"]} if arm["accuracy"] else {})

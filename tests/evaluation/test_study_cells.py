@@ -54,7 +54,7 @@ def test_no_file_holds_no_cells(tmp_path: Path) -> None:
 def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("name,age\nx,3\n")
-    with pytest.raises(UserError, match="no file of study cells: its columns must be method, judge"):
+    with pytest.raises(UserError, match="no file of study cells: its first line must be method,judge,correlation"):
         add_cell(path, CELL)
     assert path.read_text() == "name,age\nx,3\n"
 

@@ -171,3 +171,25 @@ def test_cells_of_other_settings_are_refused(tmp_path: Path) -> None:
     write_cells(tmp_path / "cells.csv", [cell])
     with pytest.raises(UserError, match=r"awpo · correlated \+0\.8 x3 · seed 0 from other settings"):
         missing_cells([StudyCell("awpo", AGREES, 0)], tmp_path / "cells.csv", {})
+
+
+def test_the_command_sums_up_what_there_is_without_running_anything(
+    tmp_path: Path,
+) -> None:
+    from typer.testing import CliRunner
+
+    from flows.cli import app
+
+    runner = CliRunner()
+    out = ["--out", str(tmp_path / "out"), "--sum-up"]
+    empty = runner.invoke(app, ["study", *out, "--cells", str(tmp_path / "cells.csv")])
+    assert (empty.exit_code, "holds no cells" in empty.output) == (2, True)
+    write_cells(tmp_path / "cells.csv", [CellResult("sft", "none", 0.0, 0.0, 0, "x", "y", 0.25, 0.5, 0.5, 9.0)])
+    found = runner.invoke(app, ["study", *out, "--cells", str(tmp_path / "cells.csv")])
+    assert found.exit_code == 0, found.output
+    assert "| sft | 1 | 25.0 | 50.0 |" in found.output
+    wrong = runner.invoke(app, ["study", "--judge", "nobody"])
+    assert (wrong.exit_code, "the study has no judge 'nobody'; it has 'correlated +0.8 x3'" in wrong.output) == (
+        2,
+        True,
+    )
