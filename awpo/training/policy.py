@@ -143,6 +143,10 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         save_total_limit=2,
         remove_unused_columns=False,
         shuffle_dataset=True,
+        # A process computes its micro-batch in as many forward passes as its lengths ask for (`compact_forward`), and
+        # the buffers of a model are constants: to send them at each pass would wait for passes that never come.
+        ddp_broadcast_buffers=False,
+        ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,
         seed=config.seed,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object, send_to_device
+from accelerate.utils import DistributedType, gather, gather_object, send_to_device
 from trl import GRPOTrainer
 
 from awpo.advantages import Estimate, estimate
@@ -202,17 +202,20 @@ class PolicyTrainer(GRPOTrainer):
     ) -> Any:
         """TRL's (completion ids, None); on a CPU from the project's loop, where a group shares its prompt's prefill.
 
-        The random numbers of a rollout depend on seed, step, process, round and row alone.
+        The random numbers of a rollout depend on seed, step, round and its row among those of all processes alone: how
+        many processes share the work changes nothing.
         """
-        if self.accelerator.device.type != "cpu" or self.use_vllm or self.accelerator.num_processes > 1:
+        whole_model = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+        if self.accelerator.device.type != "cpu" or self.use_vllm or not whole_model:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
         self._draws += 1
-        key = f"{self.args.seed}-{self.state.global_step}-{self.accelerator.process_index}-{self._draws}"
+        key = f"{self.args.seed}-{self.state.global_step}-0-{self._draws}"
+        first = self.accelerator.process_index * len(prompt_ids)
         numbers: dict[tuple[int, ...], int] = {}
         limit = self.max_completion_length
         rows = [
             Row(numbers.setdefault(tuple(ids), len(numbers)), ids, limit, uniform_numbers(f"{key}-{index}", limit))
-            for index, ids in enumerate(prompt_ids)
+            for index, ids in enumerate(prompt_ids, first)
         ]
         model = self.accelerator.unwrap_model(self.model)
         training = model.training
