@@ -25,6 +25,11 @@ class ModelChoice:
     thinking: bool = True
     settings: dict[str, Any] | None = None
 
+    @property
+    def address(self) -> str:
+        """What the loaders take: a folder, or a hub id with its revision behind an "@"."""
+        return f"{self.location}@{self.revision}" if self.revision else self.location
+
 
 def preset_names() -> list[str]:
     """The model presets of infra/presets/models, sorted."""

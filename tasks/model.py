@@ -28,13 +28,13 @@ def label_of(model: str) -> str:
 
 @task(name="model", task_run_name="build model {model} · seed {seed}", cache_policy=NO_CACHE)
 def build_model(model: str, instances: Path, out: Path, seed: int, tracking: Tracking) -> str:
-    """Makes the starting model at hand; returns its folder, or the hub id of one that is loaded by id.
+    """Makes the starting model at hand; returns its folder, or the hub id and revision of one that is loaded by id.
 
     Raises UserError for an unknown name.
     """
     choice = resolve_model(model)
     if choice.kind in ("folder", "hub"):
-        return choice.location
+        return choice.address
     if choice.kind == "smollm2":  # converted, not drawn: the same for every seed and data, so kept once
         out = runs_root() / "models" / choice.name
     title = f"build model {choice.name} · seed {seed}"

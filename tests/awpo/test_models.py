@@ -14,6 +14,12 @@ def test_every_preset_resolves(name: str) -> None:
     assert (choice.revision is not None) == (choice.kind == "hub")
 
 
+def test_a_hub_model_is_loaded_at_its_revision() -> None:
+    choice = resolve_model("qwen3-0.6b")
+    assert choice.address == f"Qwen/Qwen3-0.6B@{choice.revision}"
+    assert resolve_model("embedded-1m").address == "embedded-1m"
+
+
 def test_a_misspelt_name_gets_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown model 'embeded-1m'; did you mean 'embedded-1m'\?"):
         resolve_model("embeded-1m")

@@ -10,7 +10,8 @@ import pytest
 from awpo.errors import UserError
 from awpo.methods import METHODS
 from flows.parameters import PipelineSettings, check_policy_method, pipeline_presets, read_pipeline
-from flows.pieces import init_of
+from flows.pieces import Start, init_of
+from tasks.layout import Layout
 
 
 @pytest.mark.parametrize("name", pipeline_presets())
@@ -90,5 +91,7 @@ def test_policy_methods() -> None:
     ("method", "init", "expected"),
     [("grpo", "base", "base"), ("grpo", "sft", "sft"), ("sft_grpo", "base", "sft"), ("awpo", "base", "base")],
 )
-def test_where_a_method_starts(method: str, init: str, expected: str) -> None:
+def test_where_a_method_starts(method: str, init: str, expected: str, tmp_path: Path) -> None:
     assert init_of(method, init) == expected
+    start = Start(read_pipeline("quick"), "tiny", Layout(tmp_path).cell("tiny", 0), tmp_path, "base", tmp_path / "sft")
+    assert start.checkpoint(init_of(method, init)) == (str(tmp_path / "sft") if expected == "sft" else "base")

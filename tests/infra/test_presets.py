@@ -37,6 +37,17 @@ def test_a_hub_model_trains_with_the_published_settings(name):
     assert (policy.max_prompt_length, policy.max_completion_length) == (2048, 1024)
 
 
+def test_one_preset_trains_adapters():
+    full, lora = (resolve_model(name).settings for name in ("qwen3-8b", "qwen3-8b-lora"))
+    for section, model in (("sft", SftConfig), ("policy", PolicyConfig)):
+        config = model.read(lora[section], section)
+        assert config.lora.target_modules == "all-linear"
+        # But for adapters and learning rate it is the preset of full training.
+        same = {**lora[section], "learning_rate": full[section]["learning_rate"]}
+        del same["lora"]
+        assert same == full[section]
+
+
 @pytest.mark.parametrize(
     ("name", "distributed", "processes"),
     [

@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from awpo.artifacts import read_manifest
 from awpo.chat import render_prompt
-from awpo.config import SftConfig
+from awpo.config import PolicyConfig, SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.training.checkpoints import RESUME, WHOLE
+from awpo.training.policy import train_policy
 from awpo.training.sft import Demonstrations, LogToFiles, prepare_demonstrations, train_sft, trainer_arguments
 from awpo.training.sft_trainer import IGNORED, OrderedByLength, PadAroundTarget, TargetTrainer, target_loss
 
@@ -223,6 +224,27 @@ def test_a_share_of_demonstrations_decides_wrongly(instances: Path) -> None:
     assert 5 < replaced < 27
     assert all(new.rationale for new in different)
     assert prepare_demonstrations(rows, SftConfig())[1] == 0
+
+
+def test_the_pair_sft_grpo_is_sft_and_then_grpo(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    train_sft(str(tiny_model), instances, tmp_path / "sft", QUICK)
+    start = tmp_path / "sft" / "checkpoint"
+    config = PolicyConfig(
+        steps=2,
+        prompts_per_rollout=4,
+        group_size=4,
+        steps_per_rollout=2,
+        micro_batch_size=8,
+        learning_rate=1e-2,
+        max_completion_length=12,
+    )
+    for method in ("grpo", "sft_grpo"):
+        train_policy(str(start), instances, tmp_path / method, config.model_copy(update={"method": method}))
+    before, one, two = weights(tmp_path / "sft"), weights(tmp_path / "grpo"), weights(tmp_path / "sft_grpo")
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert any(not torch.equal(one[key], before[key]) for key in one)
+    card = json.loads((tmp_path / "sft_grpo" / "checkpoint" / "method_card.json").read_text())
+    assert card["method"]["stages"] == ["sft", "policy"]
 
 
 def test_no_instance_that_fits_is_a_user_error(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
