@@ -113,7 +113,7 @@ def estimate(
     1 below r_min.
 
     Raises UserError for a name that the registry does not hold, ValueError for a method that trains no policy, a missing reward, a wrong shape or dtype, an empty range,
-    and an outcome or reasoning reward outside its declared range at a valid rollout.
+    and a reward outside its declared range at a valid rollout (`awpo.groups.check_ranges`).
     """
     method = get_method(method) if isinstance(method, str) else method
     if method.estimator is None:

@@ -82,7 +82,7 @@ def read_batch(
     r_min_P, r_max_P = r_min.double(), r_max.double()
     check_ranges(method, values, valid_PG, r_min_P, r_max_P)
 
-    reasoning_PG = values.get("reasoning", torch.full_like(values["outcome"], math.nan).where(valid_PG, 0))
+    reasoning_PG = values.get("reasoning", torch.full_like(values["outcome"], math.nan))
     failed_PG = reasoning_PG.isnan() & ("reasoning" in values)
     judged_P = valid_PG.any(dim=1) & ~reasoning_PG.isnan().any(dim=1)
     values["reasoning"] = reasoning_PG = reasoning_PG.where(judged_P[:, None], 0)
@@ -93,26 +93,33 @@ def read_batch(
 def check_ranges(
     method: Method, values: Mapping[str, Tensor], valid_PG: Tensor, r_min_P: Tensor, r_max_P: Tensor
 ) -> None:
-    """Raises ValueError for an empty range, and for a reward outside its range at a valid rollout."""
+    """Raises ValueError for an empty range, and for a reward outside its range at a valid rollout.
+
+    outcome r_min to r_max, and down to r_min - 1 with an overlong penalty; format 0 to 1; correct r_min to r_max;
+    reasoning from 0 on, or NaN.
+    """
     if not (r_min_P.isfinite() & r_max_P.isfinite() & (r_min_P < r_max_P)).all():
         raise ValueError("r_min must be less than r_max, both finite, for every prompt")
-    lowest_P = r_min_P - 1 if method.overlong_share else r_min_P
-    lowest_P = lowest_P - RANGE_TOLERANCE * lowest_P.abs().clamp(min=1)
-    highest_P = r_max_P + RANGE_TOLERANCE * r_max_P.abs().clamp(min=1)
+    ranges: dict[str, tuple[Tensor, Tensor]] = {
+        "outcome": (r_min_P - 1 if method.overlong_share else r_min_P, r_max_P),
+        "format": (torch.zeros_like(r_min_P), torch.ones_like(r_min_P)),
+        "correct": (r_min_P, r_max_P),
+        "reasoning": (torch.zeros_like(r_min_P), torch.full_like(r_min_P, math.inf)),
+    }
+    anything = torch.full_like(r_min_P, -math.inf), torch.full_like(r_min_P, math.inf)
     for name, value_PG in values.items():
-        if name == "outcome":
-            allowed_PG = (value_PG >= lowest_P[:, None]) & (value_PG <= highest_P[:, None])
-        elif name == "reasoning":
-            allowed_PG = value_PG.isnan() | (value_PG.isfinite() & (value_PG >= 0))
-        else:
-            allowed_PG = value_PG.isfinite()
+        low_P, high_P = ranges.get(name, anything)
+        above_PG = value_PG >= (low_P - RANGE_TOLERANCE * low_P.abs().clamp(min=1))[:, None]
+        below_PG = value_PG <= (high_P + RANGE_TOLERANCE * high_P.abs().clamp(min=1))[:, None]
+        allowed_PG = above_PG & below_PG & value_PG.isfinite()
+        if name == "reasoning":
+            allowed_PG |= value_PG.isnan()
         refused = (valid_PG & ~allowed_PG).nonzero()
         if len(refused):
             prompt, rollout = refused[0].tolist()
             raise ValueError(
                 f"reward {name!r} of prompt {prompt}, rollout {rollout} is {float(value_PG[prompt, rollout])}: "
-                f"outside its range"
-                + (f" {float(r_min_P[prompt])} to {float(r_max_P[prompt])}" if name == "outcome" else "")
+                f"outside its range {float(low_P[prompt])} to {float(high_P[prompt])}"
             )
 
 

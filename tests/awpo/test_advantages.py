@@ -31,9 +31,9 @@ def run(
 ) -> Estimate:
     method = get_method(method) if isinstance(method, str) else method
     rewards = {"outcome": torch.tensor(outcome, dtype=dtype)}
-    # gdpo and dara: the whole outcome as `correct`, a format that is always right
-    rewards["format"] = torch.zeros_like(rewards["outcome"])
-    rewards["correct"] = rewards["outcome"].clone()
+    if "format" in method.rewards:  # gdpo and dara: the whole outcome as `correct`, a format that is always wrong
+        rewards["format"] = torch.zeros_like(rewards["outcome"])
+        rewards["correct"] = rewards["outcome"].clone()
     if reasoning is not None:
         rewards["reasoning"] = torch.tensor(reasoning, dtype=dtype)
     return estimate(
@@ -130,11 +130,14 @@ def test_a_lone_rollout(name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_lone_valid_rollout_under_the_sample_std(name):
-    method = get_method(name).changed(std="sample")
+@pytest.mark.parametrize("std", ["population", "sample"])
+def test_a_lone_valid_rollout(name, std):
+    """One valid reward in a group must not make a NaN std that poisons the batch (trl#5773)."""
+    method = get_method(name).changed(std=std)
     result = run(method, [[2, 4, -1], [4, -2, 1]], [[1, 0, 2], [1, 2, 0]], valid=[[False, True, False], [True] * 3])
     assert result.advantages[0].tolist() == [0, 0, 0]
     assert result.advantages.isfinite().all()
+    assert result.advantages[1].abs().max() > 0.05
 
 
 @pytest.mark.parametrize("name", JUDGED)
@@ -201,13 +204,28 @@ def test_reply_only_groups_use_their_own_range(r_min, weight):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_last_bit_of_a_float32_is_no_variance(name):
+    """A float residue in place of an exact zero std would become an advantage in the thousands (NeMo-RL#4161)."""
     above = torch.nextafter(torch.tensor(0.7), torch.tensor(1.0)).item()
     result = run(name, [[0.7, above, 0.7, 0.7]], [[0.7, 0.7, above, 0.7]], dtype=torch.float32)
     assert first(result) == [0, 0, 0, 0]
     assert result.stats["zero_variance_share/outcome"] == 1
 
 
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_have_no_variance_whatever_their_mean_rounds_to(name, dtype):
+    """Seven times 0.1 has a mean that is not 0.1, and so a std that is not 0 (NeMo-RL#4161)."""
+    values = (0.1, 1 / 3, 0.7, 2.3, -1.9)
+    for count in (3, 5, 6, 7, 11):
+        result = run(name, [[v] * count for v in values], [[abs(v)] * count for v in values], dtype=dtype)
+        assert result.advantages.abs().max() == 0
+        assert result.stats["zero_variance_share/outcome"] == 1
+        assert result.stats["ratio"].tolist() == [1] * len(values)
+
+
 def test_no_variance_is_relative_to_the_size_of_the_rewards():
+    assert first(run("grpo", [[1, 1 + 0.9e-6]])) == [0, 0]
+    assert first(run("grpo", [[1, 1 + 1.1e-6]])) != [0, 0]
     assert first(run("grpo", [[1, 1 + 2e-6]])) != [0, 0]
     assert first(run("grpo", [[1000, 1000 + 2e-6]], r_max=2000)) == [0, 0]
     assert first(run("grpo", [[0, 5e-7]])) == [0, 0]  # never finer than 1e-6
@@ -288,6 +306,7 @@ def test_ratio_and_correlation(reasoning, ratio, correlation):
         ("awpo_soft", {}, math.sqrt(0.5)),
         ("awpo_correlation", {}, 1),
         ("awpo_correlation", {"c_min": 0.71}, 0),
+        ("awpo_correlation", {"c_min": 0.7071}, 1),
         ("awpo_low_variance", {}, 0),  # std 1 > 0.05 x 7
         ("awpo_low_variance", {"tau": 1 / 7}, 1),
         ("awpo_low_variance", {"tau": 0.14}, 0),
@@ -302,6 +321,42 @@ def test_gates_on_an_independent_judge(name, changes, weight):
     expected = [(1 - weight) + weight * mixed, 1 - weight, -(1 - weight), -(1 - weight) - weight * mixed]
     assert first(result) == near(expected)
     assert one(result.clip_low) == pytest.approx(0.2 * (1 - weight * (1 - math.sqrt(0.5))))
+
+
+def test_a_failed_judgement_closes_its_own_group_only():
+    outcome, reasoning = [[4, -2, 1, 1]], [[0.1, 0.2, 0.9, 0.4]]
+    both = run("awpo", outcome * 2, [*reasoning, [0.1, NAN, 0.9, 0.4]])
+    assert both.stats["gate"].tolist() == [1, 0]
+    assert both.stats["closed_by_failure"].tolist() == [False, True]
+    assert first(both) == first(run("awpo", outcome, reasoning))
+    assert both.advantages[1].tolist() == near([1.388239, -1.388239, 0, 0])
+
+
+def test_the_soft_gate_is_open_no_further_than_all_the_way():
+    # r = 1.0062 on the worked example: the mixture alone, not 1.0062 of it
+    rewards = [[4, -2, 1, 1]], [[0.1, 0.2, 0.9, 0.4]]
+    result = run("awpo_soft", *rewards)
+    assert one(result.stats["gate"]) == 1
+    assert first(result) == first(run("awpo", *rewards))
+
+
+def test_the_band_of_difficulty_ends_where_it_says():
+    # p = mean / 10 on either side of 0.2 and 0.8, and on them, in float32 where 0.2 is not 0.2
+    means = [1.99, 2.0, 2.01, 7.99, 8.0, 8.01]
+    for dtype in (torch.float32, torch.float64):
+        method = get_method("awpo").changed(difficulty="band", difficulty_floor=0.3)
+        result = run(method, [[m, m] for m in means], [[0, 0]] * 6, r_min=0, r_max=10, dtype=dtype)
+        assert result.stats["difficulty"].tolist() == pytest.approx([0.3, 1, 1, 1, 1, 0.3])
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1, 0.3, 0.7, 1.0])
+def test_the_floor_is_where_difficulty_is_least_and_no_form_passes_one(floor):
+    outcome = [[0.0, 0.0], [5.0, 5.0], [10.0, 10.0]]
+    for difficulty, least in (("parabola", floor), ("band", floor), ("none", 1), ("gaussian", None)):
+        method = get_method("awpo").changed(difficulty=difficulty, difficulty_floor=floor)
+        weights = run(method, outcome, [[0, 0]] * 3, r_min=0, r_max=10).stats["difficulty"].tolist()
+        least = floor + (1 - floor) * math.exp(-2) if least is None else least
+        assert weights == pytest.approx([least, 1, least])
 
 
 def test_lambda_scales_the_reasoning_reward():
@@ -348,6 +403,20 @@ def test_renormalised_weights_have_mean_one_over_the_counted_groups():
     result = run(method, outcome, reasoning, valid=[[True, True], [True, True], [False, False]])
     # p = 1/2 and 5/7: weights 1 and 0.834694, mean 0.917347
     assert result.stats["difficulty"].tolist() == pytest.approx([1.090100, 0.909900, 0], abs=1e-6)
+
+
+def test_renormalised_weights_differ_by_one_factor_only():
+    """The batch is seen through the mean of the weights alone; clip radii and gates are as they were."""
+    outcome, reasoning = [[4, -2, 1, 1], [3, 3, 3, 2], [-3, -3, -3, 1]], [[0.1, 0.2, 0.9, 0.4]] * 3
+    plain = run("awpo", outcome, reasoning)
+    scaled = run(get_method("awpo").changed(renormalise=True), outcome, reasoning)
+    assert scaled.stats["difficulty"].mean().item() == pytest.approx(1)
+    factor = 3 / plain.stats["difficulty"].sum().item()
+    torch.testing.assert_close(scaled.advantages, factor * plain.advantages, atol=1e-12, rtol=0)
+    assert scaled.clip_low.tolist() == plain.clip_low.tolist()
+    # where every weight is 0 there is nothing to scale
+    nothing = get_method("awpo").changed(renormalise=True, difficulty_floor=0)
+    assert run(nothing, [[4, 4]], [[0, 1]]).advantages.tolist() == [[0, 0]]
 
 
 # Baselines by hand
@@ -420,6 +489,29 @@ def test_for_dara_a_failing_judge_is_not_a_sparse_one():
     ]
 
 
+@pytest.mark.parametrize("name", OVER_THE_BATCH)
+def test_gdpo_and_dara_see_the_whole_batch(name):
+    """Why they are left out where groups must not see each other: the last step is over the batch."""
+    small, large = [[1, 0]], [[3, -3]]
+    alone = decoupled(name, small, [[0, 0]], [[1, 1]])
+    beside = decoupled(name, small * 2, [[0, 0], *large], [[1, 1], [3, 0]])
+    assert first(alone) == near([1, -1])
+    assert abs(first(beside)[0]) < 0.7
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in OVER_THE_BATCH])
+def test_format_and_correct_given_apart_are_the_outcome(name):
+    form, correct = torch.tensor([[1.0, 0, 1, 1]]).double(), torch.tensor([[3.0, -2, 0, 0.25]]).double()
+    bounds = {"r_min": torch.tensor([-3.0]), "r_max": torch.tensor([4.0])}
+    reasoning = {"reasoning": torch.tensor([[0.1, 0.2, 0.9, 0.4]]).double()}
+    reasoning = reasoning if METHODS[name].needs_judge else {}
+    apart = estimate(name, {"format": form, "correct": correct, **reasoning}, **bounds)
+    whole = estimate(name, {"outcome": form + correct, **reasoning}, **bounds)
+    assert apart.advantages.tolist() == whole.advantages.tolist()
+    assert apart.clip_low.tolist() == whole.clip_low.tolist()
+    assert apart.advantages.abs().max() > 0.5
+
+
 # Metrics
 
 
@@ -486,6 +578,41 @@ def test_a_reward_outside_its_range(name, outcome, reasoning, message):
         run(name, outcome, reasoning)
 
 
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    ("reward", "value"),
+    [
+        ("format", -0.1), ("format", 1.1), ("format", NAN), ("format", math.inf),
+        ("correct", -3.1), ("correct", 4.1), ("correct", NAN), ("correct", -math.inf),
+        ("outcome", -4.2), ("outcome", 4.1), ("outcome", NAN), ("outcome", math.inf),
+        ("reasoning", -0.1), ("reasoning", math.inf), ("reasoning", -math.inf),
+    ],
+)  # fmt: skip
+def test_each_reward_outside_its_range_is_refused_by_name(name, reward, value):
+    rewards = {key: torch.ones(2, 2) for key in ("format", "correct", "outcome", "reasoning")}
+    bounds = {"r_min": torch.full((2,), -3.0), "r_max": torch.full((2,), 4.0)}
+    estimate(name, rewards, **bounds)
+    rewards[reward][1, 0] = value
+    with pytest.raises(ValueError, match=f"reward '{reward}' of prompt 1, rollout 0"):
+        estimate(name, rewards, **bounds)
+    valid = torch.tensor([[True, True], [False, True]])
+    assert estimate(name, rewards, valid=valid, **bounds).advantages.isfinite().all()
+
+
+def test_the_ends_of_the_range_have_a_tolerance_of_their_own_size():
+    for factor, refused in ((0.9e-5, False), (1.1e-5, True)):
+        for bound in (1.0, 4.0, 1000.0):
+            for end in (bound * (1 + factor), -bound * (1 + factor)):
+                if refused:
+                    with pytest.raises(ValueError, match="'outcome'"):
+                        run("grpo", [[end, 0]], r_min=-bound, r_max=bound)
+                else:
+                    run("grpo", [[end, 0]], r_min=-bound, r_max=bound)
+    with pytest.raises(ValueError, match="'outcome'"):  # never finer than the bound 1
+        run("grpo", [[0.5 + 1.1e-5, 0]], r_max=0.5)
+    run("grpo", [[0.5 + 0.9e-5, 0]], r_max=0.5)
+
+
 def test_rounding_at_the_ends_of_the_range_is_not_refused():
     run("awpo", [[4 + 1e-6, -3 - 1e-6]], [[0, 0]], dtype=torch.float32)
 
@@ -518,6 +645,9 @@ def test_wrong_shapes_types_and_names():
     refuse("valid", valid=torch.ones(2, 3))
     refuse("r_min must be less", r_max=-bound_P)
     refuse("r_min must be less", r_max=bound_P * NAN)
+    refuse("r_min must be less", r_max=bound_P * math.inf)
+    refuse("r_min must be less", r_min=-bound_P * math.inf)
+    refuse("r_min must be less", r_max=torch.tensor([1.0, -1.0]))  # one prompt's is enough
     refuse("'reasoning'", method=get_method("awpo"))
     refuse("'format', 'correct'", method=get_method("gdpo"), rewards={"outcome": reward_PG, "reasoning": reward_PG})
     refuse("trains no policy", method=get_method("base"))
@@ -589,6 +719,7 @@ def test_permuting_rollouts_and_groups_permutes_the_result(name, batch, data):
     torch.testing.assert_close(permuted.clip_low, result.clip_low[order_P], atol=1e-9, rtol=0)
 
 
+# Not gated_accumulation, which by its definition pays the constant to the rollouts of good outcome alone.
 @pytest.mark.parametrize("name", sorted(set(JUDGED) - {"gated_accumulation"}))
 @given(batch=batches(), constant=st.integers(0, 100))
 @settings(max_examples=25, deadline=None)
@@ -604,6 +735,17 @@ def test_moving_the_outcome_and_its_range_changes_nothing(name, batch):
     prompts = len(batch["valid"])
     moved |= {"r_min": torch.full((prompts,), -2.0), "r_max": torch.full((prompts,), 5.0)}
     same(of(name, moved), of(name, batch))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@given(batch=batches())
+@settings(max_examples=10, deadline=None)
+def test_a_mask_that_is_true_everywhere_is_no_mask(name, batch):
+    everywhere = of(name, {**batch, "valid": torch.ones_like(batch["valid"])})
+    rewards = {key: batch[key] for key in ("outcome", "format", "correct", "reasoning")}
+    prompts = len(batch["valid"])
+    without = estimate(name, rewards, r_min=torch.full((prompts,), -3.0), r_max=torch.full((prompts,), 4.0))
+    same(everywhere, without, tolerance=0)
 
 
 @pytest.mark.parametrize("name", AWPO)

@@ -42,6 +42,13 @@ def test_under_the_ratio_gate_the_radius_stays_above_its_bound():
     assert torch.equal(low_P, high_P)
 
 
+def test_each_group_has_its_own_radius_and_each_side_its_own_tensor():
+    low_P, high_P = clip_radii(get_method("awpo_soft"), double(0.9, 0.5, 0.0), double(0.9, 0.5, math.nan))
+    assert low_P.tolist() == high_P.tolist() == pytest.approx([0.2 * (1 - 0.09), 0.2 * (1 - 0.25), 0.2])
+    low_P += 1  # a caller that changes one side leaves the other as it was
+    assert high_P[2].item() == 0.2
+
+
 def test_fixed_ignores_gate_and_ratio():
     low_P, high_P = clip_radii(get_method("awpo_fixed_clip"), double(1, 0), double(0.1, math.nan))
     assert low_P.tolist() == high_P.tolist() == [0.2, 0.2]
