@@ -106,6 +106,13 @@ def test_saturation_has_a_margin_and_follows_the_instances_own_range():
     assert one(run("awpo", [[1, 1]], [[1, 2]], r_max=1).stats["saturated"]) is True
 
 
+def test_where_saturation_begins():
+    means = [4 - 0.9e-3, 4 - 1.1e-3]
+    assert run("awpo", [[m, m] for m in means], [[1, 2]] * 2).stats["saturated"].tolist() == [True, False]
+    # met exactly, by a lone rollout
+    assert one(run("awpo", [[4 - 1e-3]], [[1]]).stats["saturated"]) is True
+
+
 def test_all_reasoning_equal():
     result = run("awpo", [[4, -2, 1, 1]], [[0.7, 0.7, 0.7, 0.7]])
     assert one(result.stats["ratio"]) == 1
@@ -274,7 +281,15 @@ def test_a_batch_without_a_valid_rollout():
         result = run(name, [[1, 2]], [[1, 2]], valid=[[False, False]])
         assert result.advantages.tolist() == [[0, 0]]
         assert all(math.isfinite(value) for value in result.metrics().values())
+        assert result.stats["judge_failure_rate"] == 0
+        assert result.stats["zero_variance_share/outcome"] == 0
     assert one(run("awpo", [[-1, -2]], [[1, 2]], r_max=-0.5, valid=[[False, False]]).stats["saturated"]) is False
+
+
+def test_a_failed_judgement_of_a_lone_rollout():
+    result = run("awpo", [[1]], [[NAN]])
+    assert result.stats["judge_failure_rate"] == 1
+    assert result.advantages.tolist() == [[0]]
 
 
 # Gate, difficulty and clip radius by hand
@@ -338,6 +353,15 @@ def test_the_soft_gate_is_open_no_further_than_all_the_way():
     result = run("awpo_soft", *rewards)
     assert one(result.stats["gate"]) == 1
     assert first(result) == first(run("awpo", *rewards))
+
+
+def test_how_much_below_a_threshold_still_meets_it():
+    method = get_method("awpo").changed(difficulty="band")
+    weights = [
+        one(run(method, [[0.2 - below]], [[0]], r_min=0, r_max=1).stats["difficulty"])
+        for below in (0.0, 0.7e-6, 1e-6, 1.5e-6)
+    ]
+    assert weights == pytest.approx([1, 1, 1, 0.1])
 
 
 def test_the_band_of_difficulty_ends_where_it_says():
@@ -414,6 +438,8 @@ def test_renormalised_weights_differ_by_one_factor_only():
     factor = 3 / plain.stats["difficulty"].sum().item()
     torch.testing.assert_close(scaled.advantages, factor * plain.advantages, atol=1e-12, rtol=0)
     assert scaled.clip_low.tolist() == plain.clip_low.tolist()
+    # a sum of weights below 1 is scaled like any other
+    assert one(run(get_method("awpo").changed(renormalise=True), [[4, 4]], [[0, 1]]).stats["difficulty"]) == 1
     # where every weight is 0 there is nothing to scale
     nothing = get_method("awpo").changed(renormalise=True, difficulty_floor=0)
     assert run(nothing, [[4, 4]], [[0, 1]]).advantages.tolist() == [[0, 0]]
@@ -532,6 +558,20 @@ def test_metrics_are_over_the_counted_groups():
     assert metrics["zero_variance_share/reasoning"] == 0  # of the two groups whose judgements are all there
     assert metrics["gate/ratio_p50"] == pytest.approx((1.006168 + 0) / 2, abs=1e-6)
     assert metrics["clip/radius_mean"] == pytest.approx(0.2)
+
+
+def test_quantiles_of_ratio_and_correlation():
+    # out +-1 with judges +-s in phase: r = 1 / (1 + s), c = 1; quantiles of five values lie at 0.4, 2 and 3.6 of them
+    outcome = [[1, -1]] * 5
+    metrics = run("awpo", outcome, [[2 * s, 0] for s in (0, 1, 3, 4, 9)]).metrics()
+    ratios = [0.1, 0.2, 0.25, 0.5, 1.0]
+    assert metrics["gate/ratio_p10"] == pytest.approx(ratios[0] + 0.4 * 0.1)
+    assert metrics["gate/ratio_p50"] == pytest.approx(ratios[2])
+    assert metrics["gate/ratio_p90"] == pytest.approx(ratios[3] + 0.6 * 0.5)
+    # and one that contradicts, twice as loud: r = 1, c = -1
+    contradicted = run("awpo", outcome, [[0, 4], *[[0, 0]] * 4]).metrics()
+    assert contradicted["gate/correlation_p10"] == pytest.approx(-1 + 0.4 * 2, abs=1e-5)
+    assert contradicted["gate/correlation_p50"] == contradicted["gate/correlation_p90"] == pytest.approx(1, abs=1e-5)
 
 
 def test_without_a_judge_nothing_is_said_of_it():
