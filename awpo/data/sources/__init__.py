@@ -8,15 +8,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from awpo.data.rows import Row, Rows
-from awpo.data.sources import openai, sharegpt, toolrl
+from awpo.data.sources import apibank, bfcl, hammer, openai, sealtools, sharegpt, toolace, toolrl, xlam
 from awpo.data.sources.base import Rejected, RowError, Source
 from awpo.errors import UserError
 from awpo.types import Dialogue
 
 __all__ = ["FORMATS", "Rejected", "RowError", "Source", "detect", "get_source", "read", "read_row"]
 
-# In the order in which they are tried on a file whose format is not named.
-FORMATS: dict[str, Source] = {source.name: source for source in (openai.SOURCE, toolrl.SOURCE, sharegpt.SOURCE)}
+# In the order in which they are tried on a file whose format is not named: those that ask more of a row come first.
+_SOURCES = (
+    openai.SOURCE,
+    toolrl.SOURCE,
+    hammer.SOURCE,
+    apibank.SOURCE,
+    apibank.DIALOGUES,
+    bfcl.SOURCE,
+    sealtools.SOURCE,
+    xlam.SOURCE,
+    toolace.SOURCE,
+    sharegpt.SOURCE,
+)
+FORMATS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
 ROWS_SNIFFED = 20
 

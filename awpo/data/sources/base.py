@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from awpo.chat import DEEPEST_VALUE
 from awpo.data import schema, strict_json
+from awpo.data.call_syntax import scan_literal
 from awpo.types import Dialogue, Message, Split, Tool, ToolCall, content_hash
+
+NO_CALL_REPLY = "None of the available tools can be used for this request."
+"""The target where a source says that no call is due and gives no words of its own.
+
+An instance's target is a call, a reply or both, so "no call" is a reply; the outcome reward asks for no call and a
+reply that is not empty, whatever its words (`awpo.rewards`)."""
 
 
 class RowError(ValueError):
@@ -113,6 +120,77 @@ def read_call(value: Any, where: str, arguments_key: str = "arguments") -> ToolC
     return ToolCall(name, arguments)
 
 
+def read_value(text: str) -> Any:
+    """The value that a text holds, as JSON, else as a Python literal; ValueError, with JSON's reason, where neither."""
+    try:
+        return strict_json.parse(text)
+    except ValueError as error:
+        value, problem = scan_literal(text)
+        if problem is not None or not strict_json.is_encodable(value):
+            raise ValueError(str(error) if problem is None else f"{error}; as Python: {problem}") from None
+        return value
+
+
+_NAME_KEYS = ("name", "tool", "api", "api_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+def read_call_of_any_keys(value: Any, where: str, ignored: Collection[str] = ()) -> ToolCall:
+    """A call whose name stands under `name`, `tool` or `api` and its arguments under `arguments` or `parameters`.
+
+    Keys in `ignored` are no part of the call. Raises RowError where it is not exactly that.
+    """
+    if not isinstance(value, Mapping):
+        raise RowError("malformed tool call", f"{where}: not an object")
+    names = [key for key in _NAME_KEYS if value.get(key) is not None]
+    arguments = [key for key in _ARGUMENT_KEYS if value.get(key) is not None]
+    if len(names) > 1 or len(arguments) > 1:
+        raise RowError("malformed tool call", f"{where}: both {' and '.join((names + arguments)[-2:])}")
+    rest = {key: part for key, part in value.items() if key not in (*_NAME_KEYS, *_ARGUMENT_KEYS, *ignored)}
+    call = {"name": value.get(names[0]) if names else None, "arguments": value.get(arguments[0]) if arguments else None}
+    return read_call({**rest, **call}, where)
+
+
+def read_calls(value: Any, what: str, ignored: Collection[str] = ()) -> tuple[ToolCall, ...]:
+    """The calls of a list of them, as a list or as text of one; null and empty text are no calls. Raises RowError."""
+    if isinstance(value, str):
+        try:
+            value = read_value(value) if value.strip() else []
+        except ValueError as error:
+            raise RowError("a tool call is not JSON", f"{what}: {error}") from None
+    if value is None:
+        return ()
+    calls = value if isinstance(value, list) else [value]
+    return tuple(read_call_of_any_keys(call, f"{what}, call {index}", ignored) for index, call in enumerate(calls))
+
+
+def action(calls: tuple[ToolCall, ...]) -> Message:
+    """The step that a list of calls asks for: the calls, or, where there are none, the reply that no tool fits."""
+    return Message("assistant", None if calls else NO_CALL_REPLY, calls)
+
+
+def read_results(text: str, calls: tuple[ToolCall, ...]) -> list[Message]:
+    """One tool message per call where the text lists one object per call, each with its name; else one message."""
+    names = [call.name for call in calls]
+    try:
+        value = strict_json.parse(text)
+    except ValueError:
+        value = None
+    if names and isinstance(value, list) and [isinstance(part, dict) and part.get("name") for part in value] == names:
+        return [
+            Message("tool", strict_json.dump(part, spaced=True), name=name)
+            for part, name in zip(value, names, strict=True)
+        ]
+    return [Message("tool", text, name=names[0] if len(set(names)) == 1 else None)]
+
+
+def row_id(value: Any, prefix: str, tools: tuple[Tool, ...], messages: tuple[Message, ...]) -> str:
+    """The id of a dialogue: the row's own, after `prefix`, where it has one, else the hash of its content."""
+    if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+        return f"{prefix}{value}"
+    return dialogue_hash(tools, messages)
+
+
 def read_tool(value: Any, where: str) -> Tool:
     """A tool from the OpenAI form or the bare function; its parameters are normalised (`awpo.data.schema`).
 
@@ -120,6 +198,9 @@ def read_tool(value: Any, where: str) -> Tool:
     part of a tool here. Raises RowError where it cannot be read.
     """
     function = value.get("function", value) if isinstance(value, Mapping) else None
+    if isinstance(function, Mapping) and "name" not in function and isinstance(function.get("api_name"), str):
+        # Seal-Tools' words for the same things
+        function = {**function, "name": function["api_name"], "description": function.get("api_description")}
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RowError("malformed tool", f"{where}: needs a 'name'")
     description = function.get("description")
@@ -129,9 +210,10 @@ def read_tool(value: Any, where: str) -> Tool:
         parameters = schema.normalise_parameters(function.get("parameters"))
     except ValueError as error:
         raise RowError("malformed tool", f"{where} ({function['name']}): {error}") from None
-    required = function.get("required")
-    if isinstance(required, list) and all(isinstance(part, str) for part in required) and "required" not in parameters:
-        parameters = {**parameters, "required": required}
+    given, required = function.get("parameters"), function.get("required")
+    own = isinstance(given, Mapping) and isinstance(given.get("required"), list)
+    if isinstance(required, list) and all(isinstance(part, str) for part in required) and not own:
+        parameters = {**parameters, "required": required}  # said beside the parameters, it holds more than any guess
     return Tool(function["name"], description or "", parameters)
 
 
@@ -139,7 +221,7 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
     """The tools of a row: a list of them, such a list as JSON text, or nothing. Raises RowError."""
     if isinstance(value, str):
         try:
-            value = strict_json.parse(value) if value.strip() else []
+            value = read_value(value) if value.strip() else []
         except ValueError as error:
             raise RowError("the list of tools is not JSON", str(error)) from None
     if value is None:

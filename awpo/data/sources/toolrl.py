@@ -1,11 +1,12 @@
 """Format `toolrl`: rows of ToolRL's rlla sets (arXiv 2504.13958), each one assistant step with its history as text.
 
-Two shapes are read: `instruction`, `input`, `output` (the SFT set, JSON) and `prompt`, `reward_model.ground_truth`,
-`extra_info` (the RL set, parquet). In both, the system text lists the tools and explains ToolRL's layout, the user
-text holds the history in tags, and the output is the step.
+Three shapes are read: `instruction`, `input`, `output` (the SFT set, JSON); `prompt`, `reward_model.ground_truth`,
+`extra_info` (the RL set, parquet); `system`, `user`, `answer` (API-Bank as ToolRL processed it, where the answer is a
+call or a list of calls). In all, the system text lists the tools and explains ToolRL's layout, the user text holds the
+history in tags, and the output is the step. API-Bank is a benchmark: its rows are of the split "test".
 
 What becomes of it:
-- The numbered list "Name / Description / Parameters" becomes tools. The system message keeps what stands before
+- The numbered list "Name / Description / Parameters", or "name: description / Parameters", becomes tools. The system message keeps what stands before
   that list and any section but the three about ToolRL's layout, because a prompt is rendered in the layout of the
   model's own chat template.
 - `<user>`, `<think>`, `<tool_call>`, `<response>` and `<obs>` become messages. A thought ends at the last
@@ -18,13 +19,12 @@ What becomes of it:
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from awpo.data import schema, strict_json
-from awpo.data.sources.base import RowError, Source, read_call, read_split
+from awpo.data.sources.base import RowError, Source, action, read_call, read_calls, read_results, read_split, read_value
 from awpo.types import Dialogue, Message, Tool, ToolCall, content_hash
 
 SOURCE_NAME = "toolrl"
@@ -40,6 +40,7 @@ _HISTORY_HEADING = "**Dialogue Records History**"
 _LAYOUT_SECTIONS = ("Steps for Each Turn", "Output Format", "Important Notes")
 _SECTION = re.compile(r"^\*\*([^*\n]+)\*\*[ \t]*$", re.MULTILINE)
 _TOOL = re.compile(r"^(\d+)\. Name: ", re.MULTILINE)
+_SHORT_TOOL = re.compile(r"^(\d+)\. ", re.MULTILINE)
 _TAGS = ("user", "think", "tool_call", "response", "obs")
 _OPENING = re.compile(rf"<({'|'.join(_TAGS)})>")
 _NEXT = re.compile(rf"\s*(?:\Z|<(?:{'|'.join(_TAGS)})>)")
@@ -53,11 +54,17 @@ def sniff(row: Any) -> bool:
         return False
 
 
-def _texts(row: Any) -> tuple[str, str, str, Any]:
-    """System text, user text, output and the split that the row names."""
+def _texts(row: Any) -> tuple[str, str, Any, Any]:
+    """System text, user text, output (text, or calls) and the split that the row names."""
     if not isinstance(row, Mapping):
         raise RowError("not an object")
     split = None
+    if "answer" in row and "system" in row:
+        if not isinstance(row["answer"], (dict, list)) or not all(
+            isinstance(row.get(k), str) for k in ("system", "user")
+        ):
+            raise RowError("no system text, history and output")
+        return row["system"], row["user"], row["answer"], "test"
     if "prompt" in row:
         prompt, reward_model, extra = row["prompt"], row.get("reward_model"), row.get("extra_info")
         if not isinstance(prompt, list) or [isinstance(m, Mapping) and m.get("role") for m in prompt] != [
@@ -77,13 +84,9 @@ def _texts(row: Any) -> tuple[str, str, str, Any]:
 
 def _read_parameters(text: str, name: str) -> dict[str, Any]:
     try:
-        value = strict_json.parse(text)
+        value = read_value(text)  # some lists were written with Python's repr
     except ValueError as error:
-        try:
-            # Some lists were written with Python's repr; what is no JSON value of it fails in dump.
-            value = strict_json.parse(strict_json.dump(ast.literal_eval(text)))
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise RowError("a tool's parameters are not JSON", f"{name!r:.80}: {error}") from None
+        raise RowError("a tool's parameters are not JSON", f"{name!r:.80}: {error}") from None
     try:
         return schema.normalise_parameters(value)
     except ValueError as error:
@@ -93,7 +96,8 @@ def _read_parameters(text: str, name: str) -> dict[str, Any]:
 def _read_tools(text: str) -> tuple[Tool, ...]:
     """The tools of the numbered list; a line is an entry only where its number is the next one."""
     starts: list[tuple[int, int]] = []
-    for match in _TOOL.finditer(text):
+    short = not _TOOL.search(text)
+    for match in (_SHORT_TOOL if short else _TOOL).finditer(text):
         if int(match[1][:9]) == len(starts) + 1:
             starts.append((match.start(), match.end()))
     if not starts:
@@ -102,10 +106,10 @@ def _read_tools(text: str) -> tuple[Tool, ...]:
     for index, (_, begin) in enumerate(starts):
         end = starts[index + 1][0] if index + 1 < len(starts) else len(text)
         head, found, parameters = text[begin:end].rpartition("\nParameters:")
-        name, described, description = head.partition("\nDescription:")
+        name, described, description = head.partition(":" if short else "\nDescription:")
         if not found or not described or not name.strip():
             raise RowError("malformed tool", f"tool {index}: needs Name, Description and Parameters")
-        # The name is kept to the last blank: calls must match it exactly.
+        # A name is kept to the last blank: calls must match it exactly.
         tools.append(Tool(name, description.strip(), _read_parameters(parameters.strip(), name)))
     return tuple(tools)
 
@@ -180,21 +184,6 @@ def _step(parts: Mapping[str, str], where: str) -> Message:
     )
 
 
-def _results(text: str, calls: tuple[ToolCall, ...]) -> list[Message]:
-    """One tool message per call where the result lists one object per call, each with its name; else one message."""
-    names = [call.name for call in calls]
-    try:
-        value = strict_json.parse(text)
-    except ValueError:
-        value = None
-    if names and isinstance(value, list) and [isinstance(part, dict) and part.get("name") for part in value] == names:
-        return [
-            Message("tool", strict_json.dump(part, spaced=True), name=name)
-            for part, name in zip(value, names, strict=True)
-        ]
-    return [Message("tool", text, name=names[0] if len(set(names)) == 1 else None)]
-
-
 def _read_history(text: str) -> list[Message]:
     text = text.partition(_HISTORY_HEADING)[2] if _HISTORY_HEADING in text else text
     messages: list[Message] = []
@@ -211,7 +200,9 @@ def _read_history(text: str) -> list[Message]:
     for tag, content in _blocks(text, "history"):
         if tag in ("user", "obs"):
             close_step()
-            messages.extend([Message("user", content)] if tag == "user" else _results(content, calls))
+            messages.extend([Message("user", content)] if tag == "user" else read_results(content, calls))
+        elif tag == "response" and step.keys() == {"response"}:
+            step[tag] += f"\n{content}"  # what was between them was taken out when the set was made
         else:
             if tag in step or (tag == "think" and step):
                 close_step()
@@ -220,8 +211,10 @@ def _read_history(text: str) -> list[Message]:
     return messages
 
 
-def _read_output(text: str) -> Message:
+def _read_output(text: Any) -> Message:
     """The step itself. Its thought, which may name the tags, ends at the last `</think>`."""
+    if not isinstance(text, str):
+        return action(read_calls(text, "answer"))
     parts: dict[str, str] = {}
     rest = text
     if text.lstrip().startswith("<think>") and "</think>" in text:
@@ -251,5 +244,10 @@ def read(row: Mapping[str, Any]) -> Dialogue:
 
 
 SOURCE = Source(
-    SOURCE_NAME, "ToolRL's rlla rows (instruction, input, output or prompt, reward_model)", sniff, read, 1, True
+    SOURCE_NAME,
+    "ToolRL's rows (instruction, input, output; prompt, reward_model; system, user, answer)",
+    sniff,
+    read,
+    2,
+    True,
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awpo.data.sources import FORMATS, Rejected, RowError, detect, read
+from awpo.data.sources.base import NO_CALL_REPLY
 from awpo.errors import UserError
-from awpo.types import Dialogue
+from awpo.types import Dialogue, Message, ToolCall
 
 OPENAI = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "tools": "[]"}
@@ -24,7 +27,40 @@ TOOLRL = {
     "input": "**Dialogue Records History**\n<user> Hi </user>",
     "output": "<think> x </think>\n<response> Hello </response>",
 }
-ROWS = {"openai": OPENAI, "toolrl": TOOLRL, "sharegpt": SHAREGPT}
+HAMMER = {
+    "instruction": "[BEGIN OF TASK INSTRUCTION]\nHelp.\n[END OF TASK INSTRUCTION]\n\n[BEGIN OF AVAILABLE TOOLS]\n[]\n"
+    "[END OF AVAILABLE TOOLS]\n\n[BEGIN OF FORMAT INSTRUCTION]\n```\n[]\n```\n[END OF FORMAT INSTRUCTION]\n\n"
+    "[BEGIN OF QUERY]\nHi\n[END OF QUERY]\n\n",
+    "input": "",
+    "output": "```\n[]\n```",
+}
+APIBANK = {
+    "file": "a.jsonl",
+    "instruction": 'API descriptions:\n{"name": "F", "description": "", "input_parameters": {"a": {"type": "str"}}}',
+    "input": "User: Hi\nAI: Hello\nGenerate API Request:\n",
+    "expected_output": "API-Request: [F(a='b')]",
+}
+APIBANK_DIALOGUE = {"requirement": "Hi", "response": "Hello", "apis": []}
+BFCL = {"id": "irrelevance_0", "question": [[{"role": "user", "content": "Hi"}]], "function": [{"name": "t"}]}
+SEALTOOLS = {"query": "Hi", "api_list": '[{"api_name": "t", "parameters": {}}]', "calling": []}
+XLAM = {"query": "Hi", "tools": '[{"name": "t", "parameters": {"a": {"type": "int, optional"}}}]', "answers": "[]"}
+TOOLACE = {
+    "system": 'Here is a list of functions in JSON format that you can invoke:\n[{"name": "My Tool", "parameters": {}}].',
+    "conversations": [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": "Hello"}],
+}
+ROWS = {
+    "openai": OPENAI,
+    "toolrl": TOOLRL,
+    "hammer": HAMMER,
+    "apibank": APIBANK,
+    "apibank-dialogues": APIBANK_DIALOGUE,
+    "bfcl": BFCL,
+    "sealtools": SEALTOOLS,
+    "xlam": XLAM,
+    "toolace": TOOLACE,
+    "sharegpt": SHAREGPT,
+}
+SAYS_NOTHING = ("hammer", "bfcl", "sealtools", "xlam")  # no call is due, and the source has no words for it
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -36,8 +72,28 @@ def test_a_format_is_known_by_its_rows(tmp_path: Path, name: str) -> None:
     assert isinstance(broken, Rejected)
     assert (broken.row, broken.reason, broken.file) == (0, "not sound JSON", "data.jsonl")
     assert isinstance(dialogue, Dialogue)
-    assert [message.role for message in dialogue.messages][-2:] == ["user", "assistant"]
-    assert dialogue.messages[-1].content == "Hello"
+    assert dialogue.source == {"apibank-dialogues": "apibank"}.get(name, name)
+    last = dialogue.messages[-1]
+    assert last.role == "assistant"
+    if name == "apibank":
+        assert (dialogue.messages[-2].content, last.tool_calls) == ("Hello", (ToolCall("F", {"a": "b"}),))
+    else:
+        assert dialogue.messages[-2] == Message("user", "Hi")
+        assert last.content == (NO_CALL_REPLY if name in SAYS_NOTHING else "Hello")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_earlier_format_takes_the_row_of_a_later_one(name: str) -> None:
+    assert next(source.name for source in FORMATS.values() if source.sniff(ROWS[name])) == name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_reader_is_pure_and_can_be_sent_to_another_process(name: str) -> None:
+    row = copy.deepcopy(ROWS[name])
+    reader = pickle.loads(pickle.dumps(FORMATS[name]))  # noqa: S301 - its own
+    first = reader.read(row)
+    assert row == ROWS[name]
+    assert pickle.loads(pickle.dumps(first)) == FORMATS[name].read(row) == first  # noqa: S301
 
 
 def test_every_format_has_an_example_here() -> None:
@@ -46,7 +102,7 @@ def test_every_format_has_an_example_here() -> None:
 
 def test_an_unknown_format_says_what_was_seen_and_what_is_known(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text('{"query": "a", "answers": []}\n')
+    path.write_text('{"query": "a", "answers": []}\n')  # xLAM's, but for the tools
     with pytest.raises(UserError, match=r"no known format \(its rows have the keys query, answers\); known are openai"):
         detect(path)
     path.write_text("{broken\n")
@@ -134,12 +190,44 @@ OPENAI_FULL = {
     ],
 }
 
+CALLS = [{"name": "t", "arguments": {"a": [1, {"b": "x"}]}}]
+FULL = {
+    "openai": OPENAI_FULL,
+    "hammer": {**HAMMER, "output": f"```\n{json.dumps(CALLS)}\n```"},
+    "apibank": {
+        **APIBANK,
+        "input": "{}\nUser: Hi\nAPI-Request: [ToolSearcher(a='b')]->[{'name': 'x', 'input_parameters': {}}]\n",
+    },
+    "apibank-dialogues": {
+        **APIBANK_DIALOGUE,
+        "apis": [
+            {
+                "api_name": "ToolSearcher",
+                "input": {"keywords": "x"},
+                "output": {"output": {"name": "x", "input_parameters": {"a": {"type": "list"}}}},
+            },
+            {"api_name": "x", "input": {"a": "[1]"}, "output": None},
+        ],
+    },
+    "bfcl": {**BFCL, "ground_truth": [{"t": {"a": [{"b": [1, ""]}], "c": [[{"d": ["x"]}]], "e": ["", 1]}}]},
+    "sealtools": {**SEALTOOLS, "calling": [{"api": "t", "parameters": {"a": {"b": "x"}}, "responses": ["API_call_0"]}]},
+    "xlam": {**XLAM, "answers": json.dumps(CALLS)},
+    "toolace": {
+        **TOOLACE,
+        "conversations": [
+            {"from": "user", "value": "Hi"},
+            {"from": "assistant", "value": "[My Tool(a='b', c=[1, {'d': None}]), My Tool()]"},
+            {"from": "tool", "value": '[{"name": "My Tool"}, {"name": "My Tool"}]'},
+        ],
+    },
+}
+
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_reader_reads_or_rejects_whatever_the_row(name: str, data: st.DataObject) -> None:
-    rows = {**ROWS, "openai": OPENAI_FULL}
+    rows = {**ROWS, **FULL}
     row = data.draw(with_something_else(rows[name], ANYTHING))
     source = FORMATS[name]
     source.sniff(row)

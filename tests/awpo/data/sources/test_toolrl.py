@@ -266,3 +266,44 @@ def test_real_targets_survive_rendering_and_parsing(shared_data: Path, name: str
         assert is_exact(instance.target, completion)
         checked += 1
     assert checked == {"rlla_sft_first260.json": 259, "rlla_4k_test.parquet": 78}[name]
+
+
+# API-Bank as ToolRL processed it.
+
+
+def processed(history: str, answer: Any, system: str = SYSTEM) -> dict[str, Any]:
+    return {"system": system, "user": f"*{HISTORY}{history}", "answer": answer, "other": {"file": "a", "id": 0}}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_answer_is_a_call_or_a_list_of_calls(many: bool) -> None:
+    call = {"name": "add", "parameters": {"a": 1}}
+    history = "<user> Hi </user>\n<response> One. </response>\n<response> Two. </response>\n<tool_call>\n"
+    history += '{"name": "add", "parameters": {"a": 1}}\n</tool_call>\n<obs> 3 </obs>\n<user> And? </user>\n'
+    dialogue = SOURCE.read(processed(history, [call] if many else call))
+    assert dialogue.split == "test"  # a benchmark
+    assert dialogue.messages[1:] == (
+        Message("user", "Hi"),
+        Message("assistant", "One.\nTwo.", (ToolCall("add", {"a": 1}),)),
+        Message("tool", "3", name="add"),
+        Message("user", "And?"),
+        Message("assistant", None, (ToolCall("add", {"a": 1}),)),
+    )
+
+
+def test_tools_written_in_one_line() -> None:
+    system = (
+        "**Available Tools**\nIn your response, you can use the following tools:\n1. Find: The API: for 2. finding.\n"
+        "Parameters: {'q': {'type': 'str', 'description': \"Who's\"}}\n2. Other: x\nParameters: {}\n\n**Output Format**\nx"
+    )
+    dialogue = SOURCE.read(processed("<user> Hi </user>", {"name": "Find", "parameters": {"q": "x"}}, system))
+    assert [(tool.name, tool.description) for tool in dialogue.tools] == [
+        ("Find", "The API: for 2. finding."),
+        ("Other", "x"),
+    ]
+    assert dialogue.tools[0].parameters["properties"] == {"q": {"type": "string", "description": "Who's"}}
+
+
+@pytest.mark.parametrize("answer", ["text", None, 3])
+def test_an_answer_that_is_no_call(answer: Any) -> None:
+    assert reason(processed("<user> Hi </user>", answer)) == "no system text, history and output"
