@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import Manifest, input_identity, open_stage
+from awpo.artifacts import Manifest, open_stage
 from awpo.data import store
-from awpo.data.rows import Rows
+from awpo.data.rows import Rows, source_identity
 from awpo.data.sources import Rejected, RowError, Source, detect, get_source, read_row
 from awpo.data.sources.base import dialogue_hash
 from awpo.data.splits import assign_splits, split_of
@@ -158,7 +158,7 @@ def decompose_source(source: Path, out: Path, *, format: str = "auto", progress:
     """
     reader = get_source(detect(source) if format == "auto" else format)
     config = {"format": reader.name, "reader": reader.version, "decompose": VERSION, "store": store.VERSION}
-    with open_stage(out, "decompose", {"source": input_identity(source)}, config) as stage:
+    with open_stage(out, "decompose", {"source": source_identity(source)}, config) as stage:
         if stage.finished:
             return stage.manifest
         rows, tally = Rows(source), _Tally()

@@ -1,5 +1,7 @@
 """Rows of a source, whatever file they lie in: a JSON array, JSON lines or parquet, each also gzipped, or a folder.
 
+A source may also be named as a set on the hub (`awpo.data.hub`); then its files are fetched first.
+
 The kind of a file is told from its first bytes, not from its name. Memory is bounded by the largest row (JSON)
 or by a batch of rows (parquet). A row that cannot be read comes with the fault that says why, and the next one is
 read; a file that cannot be read on ends in a UserError that says what, where and how to mend it.
@@ -20,7 +22,8 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from awpo.artifacts import IN_PROGRESS, MANIFEST
+from awpo.artifacts import IN_PROGRESS, MANIFEST, input_identity
+from awpo.data import hub
 from awpo.data.strict_json import StrictDecoder
 from awpo.errors import UserError
 
@@ -43,7 +46,12 @@ class Row:
 
 
 def data_files(source: Path) -> list[Path]:
-    """The files of a source: itself, or a folder's data files by name. Raises UserError where there is none."""
+    """The files of a source: itself, a folder's data files by name, or those of a set on the hub.
+
+    Raises UserError where there is none.
+    """
+    if hub.is_hub(source):
+        return hub.fetch_files(hub.parse_source(source))
     if not source.exists():
         raise UserError(f"{source} does not exist; give the path of a JSON, JSON-lines or parquet file")
     if source.is_file():
@@ -58,6 +66,11 @@ def data_files(source: Path) -> list[Path]:
     if not files:
         raise UserError(f"{source} holds no data file; expected one that ends in {', '.join(SUFFIXES)}")
     return files
+
+
+def source_identity(source: Path) -> str:
+    """What stands for a source's content in a manifest: of a pinned set on the hub its name, else `input_identity`."""
+    return hub.parse_source(source).identity if hub.is_hub(source) else input_identity(source)
 
 
 class Rows:
