@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -30,6 +30,9 @@ test: $(READY) ## The tests, two processes at a time
 
 test-long: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
+
+mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics noticed by a test? About an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --output .mutation.jsonl
 
 study: $(READY) ## What a noisy judge does, method by method: hours; goes on where it stood, see docs/study.md
 	$(BIN)/awpo study --cells docs/study/cells.csv
@@ -71,7 +74,7 @@ install-vllm: .venv-vllm/.ready ## vLLM for CPUs, in an environment of its own: 
 	@touch .venv-vllm/.ready
 
 clean: ## Remove caches and build leftovers; results in runs/ and environments stay
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutation.jsonl
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## And the environments
