@@ -11,20 +11,24 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from awpo.artifacts import Manifest, open_stage
 from awpo.data import store
 from awpo.data.rows import Rows, source_identity
+from awpo.data.settings import DecomposeConfig
 from awpo.data.sources import Rejected, RowError, Source, detect, get_source, read_row
 from awpo.data.sources.base import dialogue_hash
 from awpo.data.splits import assign_splits, split_of
+from awpo.data.validation import Fault, first_fault
 from awpo.errors import UserError
 from awpo.events import Progress, silent
-from awpo.types import Dialogue, Instance, Message
+from awpo.types import Dialogue, Instance, Message, ToolCall
 
-VERSION = 1
+VERSION = 2
 REJECTED = "rejected.jsonl"
+INVALID_CALLS = "invalid_calls.jsonl"
+INVALID = "a call that does not fit its schema"
 ROWS_PER_REPORT = 500
 
 
@@ -114,11 +118,25 @@ def _cut(dialogue: Dialogue, last_step_only: bool) -> list[Instance]:
     ]
 
 
+def invalid_calls(dialogue: Dialogue, *, last_step_only: bool = False) -> list[tuple[int, ToolCall, Fault]]:
+    """The calls of a checked dialogue that do not fit their tools' schemas: (message, call, its first fault)."""
+    tools = {tool.name: tool for tool in dialogue.tools}
+    first = len(dialogue.messages) - 1 if last_step_only else 0
+    found = []
+    for index, message in enumerate(dialogue.messages[first:], first):
+        for call in message.tool_calls:
+            fault = first_fault(call, tools[call.name])
+            if fault is not None:
+                found.append((index, call, fault))
+    return found
+
+
 class _Tally:
     """Counts of one run over a source; the sums are checked when it ends."""
 
     def __init__(self) -> None:
         self.rows = self.dialogues = self.instances = 0
+        self.invalid: dict[str, Counter[str]] = {}
         self.rejected: Counter[str] = Counter()
         self.split: Counter[str] = Counter()
         self.kind: Counter[str] = Counter()
@@ -139,33 +157,52 @@ class _Tally:
             "dialogues": self.dialogues,
             "instances": self.instances,
             "rejected": dict(self.rejected.most_common()),
+            "invalid_calls": {source: dict(reasons.most_common()) for source, reasons in sorted(self.invalid.items())},
             "instances_by_split": dict(sorted(self.split.items())),
             "instances_by_kind": dict(sorted(self.kind.items())),
             "instances_by_source": dict(sorted(self.source.items())),
         }
 
 
-def decompose_source(source: Path, out: Path, *, format: str = "auto", progress: Progress = silent) -> Manifest:
+def decompose_source(
+    source: Path,
+    out: Path,
+    *,
+    format: str = "auto",
+    config: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    progress: Progress = silent,
+) -> Manifest:
     """Stage "decompose": reads a source file (or a folder of them) and writes its instances into `out`.
 
-    Leaves instances-*.parquet, rejected.jsonl (file, row, reason and detail of every row not used) and
-    manifest.json with counts: rows_read = dialogues + the sum of rejected; instances, also by split, kind and
-    source. A row that repeats an earlier one is rejected; so is one that repeats an earlier dialogue's id, in
+    Leaves instances-*.parquet, rejected.jsonl (file, row, reason and detail of every row not used),
+    invalid_calls.jsonl (every call that doesn't fit its tool's schema, and why) and manifest.json with counts:
+    rows_read = dialogues + the sum of rejected; instances, also by split, kind and source; invalid_calls by source and
+    reason. With `config.invalid_calls` "drop" a dialogue with such a call is rejected, else it is used. A row that repeats an earlier one is rejected; so is one that repeats an earlier dialogue's id, in
     formats where a row is a dialogue. Both are known by hash, which takes about 100 bytes of memory a dialogue.
     `progress` counts bytes of the source. A finished result of the same source and versions is returned as it is.
 
     Raises UserError where the source cannot be read, is in no known format, or has no usable row.
     """
     reader = get_source(detect(source) if format == "auto" else format)
-    config = {"format": reader.name, "reader": reader.version, "decompose": VERSION, "store": store.VERSION}
-    with open_stage(out, "decompose", {"source": source_identity(source)}, config) as stage:
+    identity = {
+        "format": reader.name,
+        "reader": reader.version,
+        "decompose": VERSION,
+        "store": store.VERSION,
+        **config.model_dump(mode="json"),
+    }
+    with open_stage(out, "decompose", {"source": source_identity(source)}, identity) as stage:
         if stage.finished:
             return stage.manifest
         rows, tally = Rows(source), _Tally()
-        with open(stage.folder / REJECTED, "w", encoding="utf-8", errors="backslashreplace") as rejected_file:
+        with (
+            open(stage.folder / REJECTED, "w", encoding="utf-8", errors="backslashreplace") as rejected_file,
+            open(stage.folder / INVALID_CALLS, "w", encoding="utf-8", errors="backslashreplace") as invalid_file,
+        ):
 
             def usable() -> Iterator[Dialogue]:
-                for item in _usable_dialogues(rows, reader, tally, progress):
+                drop = config.invalid_calls == "drop"
+                for item in _usable_dialogues(rows, reader, tally, progress, invalid_file, drop):
                     if isinstance(item, Dialogue):
                         yield item
                     else:
@@ -188,8 +225,13 @@ def decompose_source(source: Path, out: Path, *, format: str = "auto", progress:
         return stage.finish(tally.to_json())
 
 
-def _usable_dialogues(rows: Rows, reader: Source, tally: _Tally, progress: Progress) -> Iterator[Dialogue | Rejected]:
-    """Every row as a dialogue that can be decomposed and is no repetition, or as rejected."""
+def _usable_dialogues(
+    rows: Rows, reader: Source, tally: _Tally, progress: Progress, invalid_file: IO[str], drop: bool
+) -> Iterator[Dialogue | Rejected]:
+    """Every row as a dialogue that can be decomposed and is no repetition, or as rejected.
+
+    Calls that do not fit their schemas are written into `invalid_file`; `drop` rejects their dialogues.
+    """
     contents: set[str] = set()
     ids: set[str] = set()
     for row in rows:
@@ -207,6 +249,15 @@ def _usable_dialogues(rows: Rows, reader: Source, tally: _Tally, progress: Progr
                 raise RowError("the same as an earlier row")
             if dialogue.id in ids and not reader.last_step_only:
                 raise RowError("the id of an earlier dialogue", repr(dialogue.id)[:80])
+            invalid = invalid_calls(dialogue, last_step_only=reader.last_step_only)
+            for index, call, fault in invalid:
+                tally.invalid.setdefault(dialogue.source, Counter())[fault.reason] += 1
+                line = {"file": row.file, "row": row.number, "source": dialogue.source, "message": index}
+                line |= {"tool": call.name, "reason": fault.reason, "where": fault.where, "detail": fault.detail}
+                invalid_file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            if invalid and drop:
+                index, call, fault = invalid[0]
+                raise RowError(INVALID, f"message {index}, {call.name:.80}: {fault}")
         except RowError as error:
             yield Rejected(row.number, error.reason, error.detail, row.file)
             continue

@@ -1,9 +1,27 @@
 """Tool parameters as JSON Schema, whatever words a source uses for types.
 
-Sources write types as JSON Schema does, as Python does ("List[int]", "str, optional") or in words of their own
-("dict", "float"). `TYPE_WORDS` is the whole table; a word that is not in it is an error that names it, never
-guessed. Containers in brackets become `items`; `Optional[X]` and the mark ", optional" take a parameter out of
-`required`; the order of keys is kept.
+The rules, in the order in which they apply; the order of keys is kept:
+
+1. A key that holds null is as good as absent, except `default`, `const`, and what stands inside `enum`. So is an
+   empty type.
+2. A type is read by `TYPE_WORDS`, in any case: JSON Schema's words, Python's ("str", "dict", "float") and others'
+   ("HashMap", "long"). A word that is not in the table is an error that names it, never guessed; a list of types is
+   read word by word. "any" is no type at all.
+3. Containers in brackets become `items` ("List[int]", "list(str)", "Tuple[int, ...]") or `additionalProperties`
+   ("Dict[str, int]"); "Union[int, str]" and "int | str" become both; "Literal['a']" an enum. What a schema says of
+   itself wins over what its type's brackets say.
+4. ", optional" after a type, "Optional[X]", "Union[X, None]" and "X | None" mark a parameter as optional: it is taken
+   out of `required`. ", default ..." after a type is dropped.
+5. `required` as true or false inside a parameter moves into the list of the object that holds the parameter.
+6. All this holds at any depth: in `properties`, `items`, `anyOf` and the like.
+7. Parameters are an object: a schema without `type` or `properties` gets them; nothing, null or an empty list is no
+   parameters. A map from names to schemas becomes `properties`. Such a map says which parameters are required only
+   where its types are Python's, which mark the others as optional: then those without mark and without default are
+   `required`. Else the list is left out, because nothing in the source supports it: nothing is required. A `default`
+   of "" in such a map means that there is none, and is dropped.
+8. A list `required` beside the parameters, in the function itself, wins over what rule 7 guesses
+   (`awpo.data.sources.base.read_tool`).
+9. Other keys (description, enum, minimum, format, ..) stay as they are.
 """
 
 from __future__ import annotations
@@ -50,6 +68,9 @@ TYPE_WORDS: dict[str, str] = {
     "list": "array",
     "tuple": "array",
     "set": "array",
+    "ndarray": "array",
+    "np.ndarray": "array",
+    "numpy.ndarray": "array",
     "sequence": "array",
     "iterable": "array",
     "null": "null",
@@ -61,19 +82,20 @@ TYPE_WORDS: dict[str, str] = {
 # Types as only Python-style sources write them; such a source marks each optional parameter as such.
 _PYTHON_TYPE = re.compile(r"(?:str|bool|any)(?:\W|$)|(?:list|dict|tuple|set|union|optional|callable)\[|.*,\s*optional")
 
+_MAY_BE_NULL = ("default", "const")
 _NESTED = ("items", "additionalProperties", "not", "contains")
 _NESTED_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NESTED_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
-def _split_arguments(text: str) -> list[str]:
-    """Splits at commas outside brackets."""
+def _split_arguments(text: str, separator: str = ",") -> list[str]:
+    """Splits at commas, or at another separator, outside brackets."""
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character in "[(") - (character in "])")
         if depth < 0:
             raise ValueError(f"unbalanced brackets in the type {text[:60]!r}")
-        if character == "," and depth == 0:
+        if character == separator and depth == 0:
             parts.append(current.strip())
             current = ""
         else:
@@ -103,6 +125,8 @@ def parse_type(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def _parse_expression(text: str) -> tuple[dict[str, Any], bool]:
+    if len(either := _split_arguments(text, "|")) > 1:
+        return _union([_parse_expression(part)[0] for part in either])
     opening = min((at for at in (text.find("["), text.find("(")) if at >= 0), default=-1)
     if opening < 0:
         word = TYPE_WORDS.get(text.strip().lower())
@@ -121,8 +145,7 @@ def _parse_expression(text: str) -> tuple[dict[str, Any], bool]:
     if head == "optional" and len(parsed) == 1:
         return parsed[0], True
     if head == "union" and parsed:
-        options = [option for option in parsed if option != {"type": "null"}]
-        return _any_of(options or parsed), len(options) < len(parsed)
+        return _union(parsed)
     word = TYPE_WORDS.get(head)
     if word == "array":
         return ({"type": "array", "items": _any_of(parsed)} if parsed else {"type": "array"}), False
@@ -130,6 +153,12 @@ def _parse_expression(text: str) -> tuple[dict[str, Any], bool]:
         values_schema = {"additionalProperties": parsed[1]} if len(parsed) == 2 and parsed[1] else {}
         return {"type": "object", **values_schema}, False
     raise ValueError(f"unknown type {text[:60]!r}")
+
+
+def _union(parsed: list[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """Either of several; null among them marks the whole as optional."""
+    options = [option for option in parsed if option != {"type": "null"}]
+    return _any_of(options or parsed), len(options) < len(parsed)
 
 
 def _any_of(options: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,11 +182,16 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
     if not isinstance(schema, Mapping):
         raise ValueError(f"a schema must be an object, not {schema!r:.60}")
     result: dict[str, Any] = {}
-    optional, marked = False, set[str]()
+    optional, marked, demanded = False, set[str](), list[str]()
     for key, value in schema.items():
-        if key == "type":
+        if (value is None and key not in _MAY_BE_NULL) or (key == "type" and value == ""):
+            continue
+        if key == "required" and isinstance(value, bool):
+            optional = optional or not value  # whoever holds this parameter asks for it, see below
+        elif key == "type":
             if isinstance(value, str):
-                parsed, optional = parse_type(value)
+                parsed, is_marked = parse_type(value)
+                optional = optional or is_marked
             elif isinstance(value, list) and all(isinstance(word, str) for word in value):
                 parsed = _any_of([parse_type(word)[0] for word in value])
             else:
@@ -170,14 +204,24 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
         elif key in _NESTED_MAPS and isinstance(value, Mapping):
             parts = {name: normalise_schema(part) for name, part in value.items()}
             result[key] = {name: part for name, (part, _) in parts.items()}
-            marked |= {name for name, (_, is_marked) in parts.items() if is_marked and key == "properties"}
+            if key == "properties":
+                marked |= {name for name, (_, is_marked) in parts.items() if is_marked}
+                demanded += [name for name, part in value.items() if _demands(part) is True]
         elif key == "required" and isinstance(value, list) and not all(isinstance(name, str) for name in value):
             raise ValueError("'required' must list names")
         else:
             result[key] = value
-    if marked and isinstance(result.get("required"), list):
-        result["required"] = [name for name in result["required"] if name not in marked]
+    if (marked and isinstance(result.get("required"), list)) or demanded:
+        listed = result.get("required")
+        names = [*(listed if isinstance(listed, list) else ()), *demanded]
+        result["required"] = [name for name in dict.fromkeys(names) if name not in marked]
     return result, optional
+
+
+def _demands(schema: Any) -> bool | None:
+    """What a parameter says of itself in `required`, None where it says nothing."""
+    said = schema.get("required") if isinstance(schema, Mapping) else None
+    return said if isinstance(said, bool) else None
 
 
 def _is_schema(parameters: Mapping[str, Any]) -> bool:
@@ -191,10 +235,8 @@ def _is_schema(parameters: Mapping[str, Any]) -> bool:
 def normalise_parameters(parameters: Any) -> dict[str, Any]:
     """The parameters of a tool as a JSON Schema of type object.
 
-    `parameters` is such a schema, or a map from parameter names to schemas with `default` ("" where there is
-    none), or nothing. Such a map says which parameters are required only where its types are Python's, which mark
-    the others as optional: then those without mark and default are `required`; else the list is left out, because
-    nothing in the source supports it. Raises ValueError, with the reason.
+    `parameters` is such a schema, or a map from parameter names to schemas, or nothing; rule 7 has what becomes of
+    each. Raises ValueError, with the reason.
     """
     if parameters is None or parameters == {} or parameters == []:
         return {"type": "object", "properties": {}}
@@ -208,15 +250,20 @@ def normalise_parameters(parameters: Any) -> dict[str, Any]:
         return dict(schema)
     properties: dict[str, Any] = {}
     required: list[str] = []
-    python = False
+    python = any(_PYTHON_TYPE.match(str(_type_of(given)).lower()) for given in parameters.values())
+    explicit = any(_demands(given) is not None for given in parameters.values())
     for name, given in parameters.items():
         if not isinstance(given, Mapping):
             raise ValueError(f"the parameter {name!r} is not described by an object")
         schema, optional = normalise_schema(given)
-        python = python or _PYTHON_TYPE.match(str(given.get("type", "")).lower()) is not None
         if schema.get("default") == "":
             del schema["default"]
         properties[name] = schema
-        if not optional and "default" not in schema:
+        if _demands(given) if explicit else not optional and "default" not in schema:
             required.append(name)
-    return {"type": "object", "properties": properties, **({"required": required} if python and required else {})}
+    says = python or explicit
+    return {"type": "object", "properties": properties, **({"required": required} if says and required else {})}
+
+
+def _type_of(schema: Any) -> Any:
+    return schema.get("type", "") if isinstance(schema, Mapping) else ""

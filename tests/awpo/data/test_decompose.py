@@ -14,6 +14,7 @@ from awpo.artifacts import IN_PROGRESS, read_manifest
 from awpo.data import decompose as decompose_module
 from awpo.data import sources
 from awpo.data.decompose import decompose, decompose_source
+from awpo.data.settings import DecomposeConfig
 from awpo.data.sources import RowError
 from awpo.data.store import read_instances
 from awpo.errors import UserError
@@ -160,6 +161,7 @@ def test_counts_add_up_and_every_rejected_row_is_listed(tmp_path: Path) -> None:
             "not an object": 1,
             "no assistant step": 1,
         },
+        "invalid_calls": {},
         "instances_by_split": {"train": 3},
         "instances_by_kind": {"reply": 3},
         "instances_by_source": {"mine": 1, "openai": 2},
@@ -173,7 +175,49 @@ def test_counts_add_up_and_every_rejected_row_is_listed(tmp_path: Path) -> None:
         ("data.jsonl", 6, "no assistant step"),
     ]
     assert [item.dialogue_id for item in read_instances(tmp_path / "out")] == ["a", "b", "c"]
-    assert set(manifest.outputs) == {"instances-00000.parquet", "rejected.jsonl"}
+    assert set(manifest.outputs) == {"instances-00000.parquet", "rejected.jsonl", "invalid_calls.jsonl"}
+
+
+CITY = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+
+
+def call_row(name: str, *arguments: dict[str, Any], source: str = "mine") -> str:
+    calls = [{"function": {"name": "f", "arguments": given}} for given in arguments]
+    messages = [{"role": "user", "content": name}, {"role": "assistant", "tool_calls": calls}]
+    return json.dumps({"id": name, "source": source, "split": "train", "messages": messages, "tools": [CITY]})
+
+
+def test_calls_that_do_not_fit_are_counted_by_source_and_reason(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "data.jsonl",
+        call_row("a", {"city": "Rome"}),
+        call_row("b", {"city": 5, "x": 1}, {}, {"city": "Rome"}),
+        call_row("c", {}, source="other"),
+        call_row("d", {"city": None}),
+    )
+    kept = decompose_source(source, tmp_path / "kept")
+    expected = {
+        "mine": {"unknown parameter": 1, "missing parameter": 1, "null for a value": 1},
+        "other": {"missing parameter": 1},
+    }
+    assert kept.counts["invalid_calls"] == expected
+    assert kept.counts["instances"] == 4
+    listed = [json.loads(line) for line in (tmp_path / "kept" / "invalid_calls.jsonl").read_text("utf-8").splitlines()]
+    assert [(item["row"], item["message"], item["tool"], item["reason"], item["where"]) for item in listed] == [
+        (1, 1, "f", "unknown parameter", "x"),
+        (1, 1, "f", "missing parameter", "city"),
+        (2, 1, "f", "missing parameter", "city"),
+        (3, 1, "f", "null for a value", "city"),
+    ]
+    dropped = decompose_source(source, tmp_path / "dropped", config=DecomposeConfig(invalid_calls="drop"))
+    assert dropped.fingerprint != kept.fingerprint
+    assert dropped.counts["invalid_calls"] == expected
+    assert dropped.counts["rejected"] == {"a call that does not fit its schema": 3}
+    assert [item.dialogue_id for item in read_instances(tmp_path / "dropped")] == ["a"]
+    reasons = [
+        json.loads(line)["detail"] for line in (tmp_path / "dropped" / "rejected.jsonl").read_text().splitlines()
+    ]
+    assert reasons[1] == "message 1, f: missing parameter: city"
 
 
 def test_a_finished_result_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,14 @@ def test_the_table_knows_only_json_schema_types_and_lower_case_words() -> None:
         ("Callable[[float], float]", {"type": "string"}, False),
         ("Literal['a', 'b']", {"type": "string", "enum": ["a", "b"]}, False),
         ("str, optional, default 'a'", {"type": "string"}, True),
+        ("list[str]", {"type": "array", "items": {"type": "string"}}, False),
+        ("int | None", {"type": "integer"}, True),
+        (
+            "list[int | str] | dict",
+            {"anyOf": [{"type": "array", "items": {"type": ["integer", "string"]}}, {"type": "object"}]},
+            False,
+        ),
+        ("np.ndarray", {"type": "array"}, False),
     ],
 )
 def test_types(text: str, schema: dict[str, Any], optional: bool) -> None:
@@ -100,6 +108,50 @@ def test_a_schema_is_normalised_all_the_way_down_and_keeps_its_order() -> None:
     assert list(schema["properties"]) == ["zeta", "alpha", "beta", "gamma", "delta"]
     assert list(schema["properties"]["zeta"]) == ["default", "type"]
     assert normalise_schema(schema) == (schema, False)  # nothing more to do
+
+
+def test_null_is_as_good_as_absent_except_where_it_is_a_value() -> None:
+    given = {
+        "type": "object",
+        "description": None,
+        "required": None,
+        "properties": {
+            "a": {"type": "string", "enum": None, "items": None, "default": None, "properties": None},
+            "b": {"type": None, "const": None, "enum": ["x", None]},
+            "c": {"type": ""},
+        },
+    }
+    assert normalise_schema(given)[0] == {
+        "type": "object",
+        "properties": {"a": {"type": "string", "default": None}, "b": {"const": None, "enum": ["x", None]}, "c": {}},
+    }
+
+
+def test_required_inside_a_parameter_moves_to_the_list_of_its_object() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "str", "required": True}, "y": {"type": "int"}}}
+    given = {
+        "type": "object",
+        "properties": {"a": {"type": "int", "required": True}, "b": {"required": False, "type": "int"}, "c": inner, "d": {"type": "int"}},
+        "required": ["d", "b"],
+    }  # fmt: skip
+    assert normalise_parameters(given) == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"type": "integer"},
+            "c": {
+                "type": "object",
+                "properties": {"x": {"type": "string"}, "y": {"type": "integer"}},
+                "required": ["x"],
+            },
+            "d": {"type": "integer"},
+        },
+        "required": ["d", "a"],
+    }
+    # In a map, too, what is said wins over what types hint at.
+    mapped = {"a": {"type": "str", "required": True, "default": "x"}, "b": {"type": "str"}}
+    assert normalise_parameters(mapped)["required"] == ["a"]
+    assert "required" not in normalise_parameters({"a": {"type": "str", "required": False}})
 
 
 def test_what_a_schema_says_itself_wins_over_the_type_expression() -> None:

@@ -1,0 +1,147 @@
+"""Calls against schemas: reasons by hand, verdicts against the package jsonschema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from awpo.data.validation import Fault, call_faults, first_fault
+from awpo.types import Tool, ToolCall
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 2},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "share": {"type": "number", "exclusiveMaximum": 1},
+        "stops": {"type": "array", "maxItems": 2, "items": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+        "both": {"type": ["integer", "null"]},
+        "free": {},
+    },
+    "required": ["city"],
+}  # fmt: skip
+TOOL = Tool("t", "", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"city": "Rome"},
+        {
+            "city": "Rome",
+            "days": 7,
+            "unit": "C",
+            "share": 0.5,
+            "stops": [{"x": 1, "y": 2}],
+            "either": [1],
+            "both": None,
+        },
+        {"city": "Rome", "days": 2.0, "share": 0, "free": {"any": [None]}, "stops": []},
+    ],
+)
+def test_calls_that_fit(arguments: dict[str, Any]) -> None:
+    assert list(call_faults(ToolCall("t", arguments), TOOL)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        ({}, [("missing parameter", "city")]),
+        ({"city": "Rome", "town": 1}, [("unknown parameter", "town")]),
+        ({"city": 5}, [("wrong type", "city")]),
+        ({"city": None}, [("null for a value", "city")]),
+        ({"city": "R"}, [("out of bounds", "city")]),
+        ({"city": "Rome", "days": "3"}, [("wrong type", "days")]),
+        ({"city": "Rome", "days": True}, [("wrong type", "days")]),
+        ({"city": "Rome", "days": 2.5}, [("wrong type", "days")]),
+        ({"city": "Rome", "days": 8}, [("out of bounds", "days")]),
+        ({"city": "Rome", "share": 1.0}, [("out of bounds", "share")]),
+        ({"city": "Rome", "unit": "K"}, [("not an allowed value", "unit")]),
+        ({"city": "Rome", "stops": [{"x": 1}, {"x": "1"}, {}]}, [("out of bounds", "stops"), ("wrong type", "stops[1].x"), ("missing parameter", "stops[2].x")]),
+        ({"city": "Rome", "either": "1"}, [("wrong type", "either")]),
+        ({"days": 0, "x": 1}, [("unknown parameter", "x"), ("out of bounds", "days"), ("missing parameter", "city")]),
+    ],
+)  # fmt: skip
+def test_calls_that_do_not_fit(arguments: dict[str, Any], faults: list[tuple[str, str]]) -> None:
+    call = ToolCall("t", arguments)
+    assert [(fault.reason, fault.where) for fault in call_faults(call, TOOL)] == faults
+    assert first_fault(call, TOOL) == next(call_faults(call, TOOL))
+
+
+def test_a_fault_reads_as_a_sentence() -> None:
+    assert str(Fault("wrong type", "a", "integer expected, not 'x'")) == "wrong type: a (integer expected, not 'x')"
+    assert str(first_fault(ToolCall("t", {}), TOOL)) == "missing parameter: city"
+
+
+def test_other_parameters_are_let_pass_where_the_schema_speaks_of_them() -> None:
+    for extra, fits in (({}, False), ({"additionalProperties": True}, True), ({"additionalProperties": False}, False), ({"additionalProperties": {"type": "integer"}}, True), ({"patternProperties": {"^x": {}}}, True)):  # fmt: skip
+        tool = Tool("t", "", {"type": "object", "properties": {}, **extra})
+        assert (first_fault(ToolCall("t", {"x": 1}), tool) is None) == fits
+    tool = Tool("t", "", {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}})
+    assert str(first_fault(ToolCall("t", {"x": "1"}), tool)).startswith("wrong type: x")
+
+
+# Any schema of these words, against an independent implementation
+
+VALUE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from([0.5, 1.0, -1.5])
+    | st.sampled_from(["", "a", "bc"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, max_size=2),
+    max_leaves=5,
+)
+WORD = st.sampled_from(["string", "integer", "number", "boolean", "object", "array", "null"])
+
+
+def schemas() -> st.SearchStrategy[Any]:
+    plain = st.fixed_dictionaries(
+        {},
+        optional={
+            "type": WORD | st.lists(WORD, min_size=1, max_size=2, unique=True),
+            "enum": st.lists(VALUE, min_size=1, max_size=3),
+            "const": VALUE,
+            "minimum": st.integers(-1, 1),
+            "maximum": st.integers(-1, 1),
+            "exclusiveMinimum": st.integers(-1, 1),
+            "exclusiveMaximum": st.integers(-1, 1),
+            "minLength": st.integers(0, 2),
+            "maxLength": st.integers(0, 2),
+            "minItems": st.integers(0, 2),
+            "maxItems": st.integers(0, 2),
+        },
+    )
+    return st.recursive(
+        st.booleans() | plain,
+        lambda inner: st.tuples(
+            plain,
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "properties": st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),
+                    "required": st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True),
+                    "additionalProperties": inner,
+                    "items": inner,
+                    "anyOf": st.lists(inner, min_size=1, max_size=2),
+                    "oneOf": st.lists(inner, min_size=1, max_size=2),
+                    "allOf": st.lists(inner, min_size=1, max_size=2),
+                },
+            ),
+        ).map(lambda pair: {**{k: v for k, v in pair[0].items() if k in ("type", "minItems", "minimum")}, **pair[1]}),
+        max_leaves=4,
+    )
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), schemas(), max_size=3), st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUE, max_size=3), st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True))  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_the_verdict_is_that_of_jsonschema(properties: Any, arguments: Any, required: list[str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = {"type": "object", "properties": properties, "required": required}
+    expected = jsonschema.Draft202012Validator({**schema, "additionalProperties": False}).is_valid(arguments)
+    assert (first_fault(ToolCall("t", arguments), Tool("t", "", schema)) is None) == expected
