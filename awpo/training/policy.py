@@ -55,6 +55,7 @@ RENAMED = {
     "completions/clipped_ratio": "response_cut_share",
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip/clipped_share",
+    "kl": "kl",
     "num_tokens": "tokens",
     "step_time": "seconds/step",
 }
@@ -66,7 +67,9 @@ OWN = (
     "clip/",
     "zero_variance_share",
     "saturated_share",
-    "seconds/rollout",
+    "dynamic_sampling/",
+    "seconds/",
+    "tokens/",
 )
 
 
@@ -80,7 +83,10 @@ class LogPolicyToFiles(TrainerCallback):
         if not state.is_world_process_zero:
             return
         found = {RENAMED[key]: value for key, value in (logs or {}).items() if key in RENAMED}
-        found |= {key: value for key, value in (logs or {}).items() if key.startswith(OWN) and "clip_ratio" not in key}
+        found |= {key: value for key, value in (logs or {}).items() if key.startswith(OWN)}
+        if "seconds/step" in found:  # of which the rollout, where there was one, is a part
+            before = sum(found.get(name, 0.0) for name in ("seconds/rollout", "seconds/judge"))
+            found["seconds/update"] = found["seconds/step"] - before
         if "loss" in found:
             self.log.metrics(state.global_step, found)
 
@@ -121,26 +127,56 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         num_iterations=1,
         num_generations=config.group_size,
         max_completion_length=config.max_completion_length,
+        # Sampling: the policy's own distribution, so that the importance ratio starts at 1.
         temperature=config.temperature,
         top_p=1.0,
         top_k=0,
+        min_p=None,
         repetition_penalty=1.0,
+        generation_kwargs=None,
+        use_vllm=False,
+        use_transformers_continuous_batching=False,
+        vllm_importance_sampling_correction=False,
+        disable_dropout=True,
+        # The loss. Advantages are the method's (`PolicyTrainer`): TRL's are computed and not used.
         beta=method.kl,
+        use_bias_correction_kl=False,
+        sync_ref_model=False,
         epsilon=method.epsilon_low,
         epsilon_high=method.epsilon_high,
+        delta=None,
         loss_type=method.loss,
         importance_sampling_level="token",
+        off_policy_mask_threshold=None,
         scale_rewards="none",
+        reward_weights=None,
+        multi_objective_aggregation="sum_then_normalize",
         mask_truncated_completions=False,
+        top_entropy_quantile=1.0,
+        entropy_coef=0.0,
+        use_adaptive_entropy=False,
+        router_aux_loss_coef=0.0,
+        cast_lm_head_to_fp32=False,
+        use_liger_kernel=False,
+        label_smoothing_factor=0.0,
+        neftune_noise_alpha=None,
         learning_rate=config.learning_rate,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=config.steps_per_rollout,
         optim="adamw_torch",
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
         weight_decay=0.0,
         max_grad_norm=1.0,
         logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
         save_steps=config.save_every,
         save_total_limit=2,
+        ignore_data_skip=False,
+        dataloader_drop_last=False,
+        dataloader_num_workers=0,
         remove_unused_columns=False,
         shuffle_dataset=True,
         # A process computes its micro-batch in as many forward passes as its lengths ask for (`compact_forward`), and
@@ -200,6 +236,8 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
             log.warning(f"{too_long} of {len(chosen)} prompts exceed {config.max_prompt_length} tokens; left out")
         for remark in config.remarks() if processes.is_main_process else []:
             log.warning(remark)
+        if config.lora and config.lora.dropout and processes.is_main_process:
+            log.warning("policy training uses no dropout: lora.dropout is for supervised fine-tuning alone")
         resume = _where_to_resume(out, stage.resumed)
         trainer = PolicyTrainer(
             model=policy,

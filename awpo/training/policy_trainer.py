@@ -32,12 +32,14 @@ from awpo.methods import Method
 from awpo.training.compact_forward import in_pieces
 from awpo.training.dynamic_sampling import replace_groups, varying_groups
 from awpo.training.rollout_buffer import EpochOrder, RolloutState
+from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 from awpo.training.scoring import Scorer, Scores
 from awpo.types import Instance
 
 # Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
 ROLLOUTS_AT_ONCE = 128
 PLAIN_ARGUMENTS = ("batch_size", "compute_entropy", "compute_aux_loss")
+SPENT = ("seconds/judge", "seconds/rollout", "tokens/rollout")
 REWARDS = ("format", "correct", "overlong", "reasoning")
 
 
@@ -60,7 +62,7 @@ class PolicyTrainer(GRPOTrainer):
         super().__init__(*arguments, reward_funcs=[scored_elsewhere], **named)
         self.method, self.scorer, self.instances, self.run_log = method, scorer, instances, log
         self._scored: tuple[list[Instance], list[str], Scores] | None = None
-        self._unvarying_rollouts = dict.fromkeys(REWARDS, 0)
+        self._watch = RolloutWatch(method, self._warn)
         self._draws = 0
 
     # Checkpoints: TRL leaves out the rollouts and the position in them.
@@ -90,7 +92,7 @@ class PolicyTrainer(GRPOTrainer):
             micro_batches=self._step,
             buffer=list(self._buffered_inputs or []) if in_use else [],
             metrics=dict(self._metrics["train"]),
-            memory={"unvarying_rollouts": self._unvarying_rollouts},
+            memory=self._watch.memory,
             processes=self.accelerator.num_processes,
         ).write(Path(output_dir), self.accelerator.process_index)
 
@@ -107,7 +109,7 @@ class PolicyTrainer(GRPOTrainer):
         self._step = state.micro_batches
         self._buffered_inputs = [send_to_device(part, accelerator.device) for part in state.buffer] or None
         self._metrics["train"].update(state.metrics)
-        self._unvarying_rollouts = state.memory["unvarying_rollouts"]
+        self._watch.memory = state.memory
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
@@ -134,7 +136,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def _roll_out(self, inputs: list[dict[str, Any]], group_size: int) -> dict[str, Any]:
         """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
-        start = time.perf_counter()
+        start, tokens_before = time.perf_counter(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
         instances, texts, scores = self._scored
@@ -153,14 +155,20 @@ class PolicyTrainer(GRPOTrainer):
         output["advantages"] = result.advantages.reshape(-1)[rows].to(output["advantages"].dtype)
         output["clip_low"] = result.clip_low.repeat_interleave(group_size)[rows]
         output["clip_high"] = result.clip_high.repeat_interleave(group_size)[rows]
-        self._report(rewards_N, result, scores, time.perf_counter() - start)
+        self._report(rewards_N, result, scores)
+        judging = max(gather_object([scores.judge_seconds]))
+        store = self._metrics["train" if self.model.training else "eval"]
+        store["seconds/judge"].append(judging)
+        store["seconds/rollout"].append(time.perf_counter() - start - judging)
+        store["tokens/rollout"].append(self.state.num_input_tokens_seen - tokens_before)
         if self.accelerator.is_main_process:
             advantages = [round(value, 6) for value in output["advantages"].tolist()]
             self.scorer.write_samples(self.state.global_step, instances, texts, scores, advantage=advantages)
         return output
 
     def _fill_empty_groups(self, batch: dict[str, Any], group_size: int, rounds: int) -> dict[str, Any]:
-        """Dynamic sampling, at most `rounds` rounds; the metrics stay those of the batch as it was first drawn."""
+        """Dynamic sampling, at most `rounds` rounds; the metrics stay those of the batch as it was first drawn, but for
+        what was spent."""
         store = self._metrics["train"]
         used = 0
         for draw in range(rounds):
@@ -170,15 +178,16 @@ class PolicyTrainer(GRPOTrainer):
             used += 1
             kept = {name: list(values) for name, values in store.items()}
             drawn = self._roll_out(self._fresh_rows(len(batch["advantages"]), group_size, draw), group_size)
+            spent = {name: [sum(store[name])] for name in SPENT}
             tokens = store["num_tokens"]
             store.clear()
-            store.update({**kept, "num_tokens": tokens})
+            store.update({**kept, **spent, "num_tokens": tokens})
             batch = replace_groups(batch, drawn, group_size, int(self._tokenizer.pad_token_id))
         empty_share = gather((~varying_groups(batch, group_size)).float().mean().reshape(1)).mean().item()
         store["dynamic_sampling/rounds"].append(float(used))
         store["dynamic_sampling/empty_share"].append(empty_share)
-        if empty_share and self.accelerator.is_main_process:
-            self.run_log.warning(f"{empty_share:.0%} of the groups have no variance after {used} rounds of sampling")
+        if empty_share:
+            self._warn(f"{empty_share:.0%} of the groups have no variance after {used} rounds of sampling")
         batch["num_items_in_batch"] = gather(batch["completion_mask"].sum().reshape(1)).sum()
         return batch
 
@@ -205,8 +214,7 @@ class PolicyTrainer(GRPOTrainer):
         The random numbers of a rollout depend on seed, step, round and its row among those of all processes alone: how
         many processes share the work changes nothing.
         """
-        whole_model = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
-        if self.accelerator.device.type != "cpu" or self.use_vllm or not whole_model:
+        if self.accelerator.device.type != "cpu" or self.use_vllm or not self._whole_model:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
         self._draws += 1
         key = f"{self.args.seed}-{self.state.global_step}-0-{self._draws}"
@@ -241,7 +249,7 @@ class PolicyTrainer(GRPOTrainer):
         forward = super()._get_per_token_logps_and_entropies
         named |= {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
         pictures = any(value is not None for name, value in named.items() if name not in PLAIN_ARGUMENTS)
-        if self.accelerator.device.type != "cpu" or compute_aux_loss or pictures or rest:
+        if self.accelerator.device.type != "cpu" or not self._whole_model or compute_aux_loss or pictures or rest:
             return forward(model, input_ids, attention_mask, logits_to_keep, *rest, **named)
         return in_pieces(
             lambda ids, mask, width: forward(model, ids, mask, width, compute_entropy=compute_entropy),
@@ -250,51 +258,50 @@ class PolicyTrainer(GRPOTrainer):
             logits_to_keep,
         )
 
+    @property
+    def _whole_model(self) -> bool:
+        """Whether this process has all weights at hand. Where they are shared out (ZeRO-3, FSDP), every process must
+        make the same forward passes."""
+        return self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+
     def _gathered(self, values: Sequence[float]) -> torch.Tensor:
         return gather(torch.tensor(list(values), dtype=torch.float32, device=self.accelerator.device))
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         low, high = self.epsilon_low, self.epsilon_high
         self.epsilon_low, self.epsilon_high = inputs["clip_low"].unsqueeze(1), inputs["clip_high"].unsqueeze(1)
+        tokens = inputs["prompt_mask"].sum() + inputs["completion_mask"].sum()
+        # The store takes means over the micro-batches of a step.
+        total = self.accelerator.reduce(tokens, reduction="sum").item() * self.current_gradient_accumulation_steps
+        self._metrics["train" if self.model.training else "eval"]["tokens/update"].append(total)
         try:
             return super()._compute_loss(model, inputs)
         finally:
             self.epsilon_low, self.epsilon_high = low, high
 
-    def _report(self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores, seconds: float) -> None:
+    def _report(self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores) -> None:
         """Hands the rollout's metrics to TRL's store (method.md section 6), which averages them until it logs."""
         metrics = self._metrics["train" if self.model.training else "eval"]
-        judged = ~rewards_N["reasoning"].isnan()
-        values: dict[str, float] = {
-            "reward/format": rewards_N["format"].mean().item(),
-            "reward/correct": rewards_N["correct"].mean().item(),
-            "reward/outcome": rewards_N["outcome"].mean().item(),
-            "judge/seconds": max(gather_object([scores.judge_seconds])),
-            "seconds/rollout": seconds,
-        }
-        total = rewards_N["outcome"].mean().item()
-        if judged.any():
-            values["reward/reasoning"] = rewards_N["reasoning"][judged].mean().item()
-            pair = torch.stack([rewards_N["outcome"][judged], rewards_N["reasoning"][judged]])
-            agreement = torch.corrcoef(pair.double())[0, 1].item() if judged.sum() > 1 else math.nan
-            if math.isfinite(agreement):  # it is not where one of the two is constant
-                values["judge/outcome_correlation"] = agreement
-            if "reasoning" in self.method.rewards:
-                total += self.method.mix_coefficient * values["reward/reasoning"]
-        values["reward/total"] = total
-        values |= result.metrics()
+        values = reward_metrics(self.method, rewards_N) | result.metrics()
+        if scores.judged:
+            values["judge/seconds_per_judgement"] = scores.judge_seconds / scores.judged
         for name, value in values.items():
             metrics[name].append(value)
-        self._warn_of_constant_rewards(rewards_N)
+        self._watch.see(rewards_N, result)
 
-    def _warn_of_constant_rewards(self, rewards_N: dict[str, torch.Tensor]) -> None:
-        """A reward that is constant by a bug must not go unnoticed (ms-swift#10148)."""
-        for name in set(self.method.rewards) & set(rewards_N):
-            finite = rewards_N[name][rewards_N[name].isfinite()]
-            constant = not finite.numel() or bool(finite.max() == finite.min())
-            self._unvarying_rollouts[name] = self._unvarying_rollouts.get(name, 0) + 1 if constant else 0
-            if self._unvarying_rollouts[name] == 5 and self.accelerator.is_main_process:
-                self.run_log.warning(f"reward {name!r} has had no variance at all for 5 rollout batches")
+    def _warn(self, message: str) -> None:
+        if self.accelerator.is_main_process:
+            self.run_log.warning(message)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Ends the run instead of stepping along a gradient that is not finite: the weights would be lost for good."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None and not math.isfinite(norm):
+            raise UserError(
+                f"the gradient of optimiser step {self.state.global_step + 1} is not finite ({float(norm)}), and no "
+                f"step was made; lower policy.learning_rate, and start again: training goes on from the last checkpoint"
+            )
+        return norm
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """The method card that is saved with the finished checkpoint takes the place of TRL's."""

@@ -34,6 +34,7 @@ class Scores:
     r_min: list[float] = field(default_factory=list)
     r_max: list[float] = field(default_factory=list)
     judge_seconds: float = 0.0
+    judged: int = 0
 
 
 class Scorer:
@@ -72,7 +73,7 @@ class Scorer:
         start = time.perf_counter()
         judgements = [Judgement(i, c) for i, c in zip(instances, completions, strict=True)]
         raw = asyncio.run(self.judge.score(judgements))
-        scores.judge_seconds = time.perf_counter() - start
+        scores.judge_seconds, scores.judged = time.perf_counter() - start, len(raw)
         scores.reasoning = [self.config.judge.scale * value for value in raw]
         return scores
 

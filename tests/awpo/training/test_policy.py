@@ -1,11 +1,16 @@
+import ast
 import inspect
 import json
+import math
+import re
+import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
 
 from awpo.config import JudgeConfig, PolicyConfig
 from awpo.data.store import read_instances
@@ -80,6 +85,7 @@ def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
         "_save_rng_state": ["self", "output_dir"],
         "_save_checkpoint": ["self", "model", "trial"],
         "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+        "_get_grad_norm": ["self", "model", "grad_norm"],
     }
     for name, parameters in expected.items():
         assert list(inspect.signature(getattr(GRPOTrainer, name)).parameters) == parameters
@@ -89,6 +95,95 @@ def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
     source = inspect.getsource(GRPOTrainer._prepare_inputs)
     assert "self._step % generate_every == 0 or self._buffered_inputs is None" in source
     assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
+
+
+# Fields of TRL's config that say nothing of the result: names, places, logs, and the parts of what is off
+# (vLLM, SAPO, VESPO, adaptive entropy, synchronised reference models).
+WITHOUT_EFFECT = re.compile(
+    r"model_init_kwargs|trust_remote_code|num_generations_eval|ds3_gather_for_generation|pad_to_multiple_of"
+    r"|generation_batch_size|chat_template_kwargs|cache_implementation|vllm_(?!importance_sampling_correction$).*"
+    r"|sapo_.*|vespo_.*|entropy_(coef_.*|target)|ref_model_.*|max_tool_calling_iterations|log_.*"
+    r"|num_completions_to_print|transformers_continuous_batching_config|use_transformers_paged"
+)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_matters_of_trl_is_set_for_every_method(name: str, tmp_path: Path) -> None:
+    """And is what the method says: a field that an update of TRL adds, or a default that it moves, fails here."""
+    method = METHODS[name]
+    arguments = trainer_arguments(QUICK, method, tmp_path, 1)
+    expected = {
+        "beta": 0.0,
+        "delta": None,
+        "disable_dropout": True,
+        "cast_lm_head_to_fp32": False,
+        "entropy_coef": 0.0,
+        "epsilon": 0.2,
+        "epsilon_high": 0.28 if name == "dapo" else 0.2,
+        "generation_kwargs": None,
+        "importance_sampling_level": "token",
+        "loss_type": {"dapo": "dapo", "dr_grpo": "dr_grpo"}.get(name, "grpo"),
+        "mask_truncated_completions": False,
+        "max_completion_length": 12,
+        "min_p": None,
+        "multi_objective_aggregation": "sum_then_normalize",
+        "num_generations": 4,
+        "num_iterations": 1,
+        "off_policy_mask_threshold": None,
+        "repetition_penalty": 1.0,
+        "reward_weights": None,
+        "router_aux_loss_coef": 0.0,
+        "scale_rewards": "none",
+        "shuffle_dataset": True,
+        "steps_per_generation": 4,
+        "sync_ref_model": False,
+        "temperature": 1.0,
+        "top_entropy_quantile": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "use_adaptive_entropy": False,
+        "use_bias_correction_kl": False,
+        "use_transformers_continuous_batching": False,
+        "use_vllm": False,
+        "vllm_importance_sampling_correction": False,
+    }
+    own = {field.name for field in fields(GRPOConfig)} - {field.name for field in fields(TrainingArguments)}
+    assert expected.keys() == {name for name in own if not WITHOUT_EFFECT.fullmatch(name)}
+    assert {key: getattr(arguments, key) for key in expected} == expected
+    shared = {
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "lr_scheduler_type": "constant_with_warmup",
+        "lr_scheduler_kwargs": None,
+        "optim": "adamw_torch",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "label_smoothing_factor": 0.0,
+        "neftune_noise_alpha": None,
+        "use_liger_kernel": False,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "ignore_data_skip": False,
+        "dataloader_drop_last": False,
+        "fp16": False,
+        "seed": 0,
+    }
+    assert {key: getattr(arguments, key) for key in shared} == shared
+
+
+def test_a_default_that_matters_is_not_left_to_trl() -> None:
+    """Each is written out, even where TRL's default is the same today."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(trainer_arguments)))
+    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "GRPOConfig"]
+    written = {keyword.arg for keyword in call.keywords}
+    own = {field.name for field in fields(GRPOConfig)} - {field.name for field in fields(TrainingArguments)}
+    assert {name for name in own if not WITHOUT_EFFECT.fullmatch(name)} <= written
 
 
 def test_every_tool_stands_in_the_prompt_that_is_trained_on(trainer: PolicyTrainer) -> None:
@@ -195,13 +290,51 @@ def test_every_method_trains(name: str, tiny_model: Path, instances: Path, tmp_p
     assert all(isinstance(value, float | int) and value == value for row in rows for value in row.values())
     for key in ("reward/total", "reward/format", "reward/correct", "reward/reasoning", "response_length"):
         assert key in rows[0], key
-    assert "seconds/step" in rows[0]
+    # method.md section 6, in the step that begins with a rollout; what is of each step, in the next one, too.
+    each = {"loss", "gradient_norm", "learning_rate", "entropy", "clip/clipped_share", "tokens/update", "seconds/step"}
+    each |= {"seconds/update"}
+    begins = {
+        "response_length",
+        "reward/total",
+        "reward/format",
+        "reward/correct",
+        "reward/reasoning",
+        "gate/open_share",
+    }
+    begins |= {"saturated_share", "difficulty/mean", "clip/radius_mean", "judge/failure_rate", "tokens/rollout"}
+    begins |= {f"zero_variance_share/{reward}" for reward in METHODS[name].rewards}
+    begins |= {f"gate/{kind}_p{quantile}" for kind in ("ratio", "correlation") for quantile in (10, 50, 90)}
+    begins |= {"judge/seconds_per_judgement", "seconds/rollout", "seconds/judge"}
+    assert each | begins <= rows[0].keys()
+    assert each <= rows[1].keys()
+    stages = sum(rows[0][f"seconds/{stage}"] for stage in ("rollout", "judge", "update"))
+    assert stages == pytest.approx(rows[0]["seconds/step"])
+    assert all(rows[0][f"seconds/{stage}"] > 0 for stage in ("rollout", "judge", "update"))
     assert json.loads((out / "summary.json").read_text())["steps"] == QUICK.steps
     samples = [json.loads(line) for line in (out / "judge_samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 8
     if METHODS[name].gate not in ("never", "always"):
         assert 0 <= rows[0]["gate/open_share"] <= 1
         assert 0.05 <= rows[0]["clip/radius_mean"] <= 0.2 + 1e-6
+
+
+def test_tokens_are_counted_by_stage(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    """A rollout batch's tokens are computed once in its rollout and once, in parts, in the steps that use it."""
+    train_policy(str(tiny_model), instances, tmp_path / "out", QUICK)
+    rows = metrics_of(tmp_path / "out")
+    for first in (0, 2):
+        assert rows[first]["tokens/rollout"] == rows[first]["tokens/update"] + rows[first + 1]["tokens/update"]
+    assert rows[2]["tokens"] == rows[0]["tokens/rollout"] + rows[2]["tokens/rollout"]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = trainer._compute_loss
+    broken = lambda model, inputs: compute(model, inputs) * (math.nan if trainer.state.global_step == 2 else 1.0)  # noqa: E731
+    monkeypatch.setattr(trainer, "_compute_loss", broken)
+    with pytest.raises(UserError, match=r"the gradient of optimiser step 3 is not finite \(nan\)"):
+        trainer.train()
+    assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
+    assert trainer.state.global_step == 2
 
 
 def test_rewards_that_vary_change_the_weights(trainer: PolicyTrainer) -> None:

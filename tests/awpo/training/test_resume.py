@@ -160,7 +160,7 @@ def test_a_worker_killed_by_the_system_ends_as_one_that_was_not(tiny_model: Path
 def state(processes: int = 1) -> RolloutState:
     rows = {"advantages": torch.arange(4.0), "completion_ids": torch.arange(8).view(4, 2), "none": None}
     parts = [{key: value if value is None else value[i : i + 2] for key, value in rows.items()} for i in (0, 2)]
-    return RolloutState(5, parts, {"loss": [1.0]}, {"unvarying_rollouts": {"outcome": 2}}, processes)
+    return RolloutState(5, parts, {"loss": [1.0]}, {"constant": {"outcome": 2}}, processes)
 
 
 def test_rollouts_come_back_as_they_were_written(tmp_path: Path) -> None:
