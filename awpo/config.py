@@ -72,6 +72,26 @@ class EndpointConfig(Settings):
     attempts: int = Field(5, ge=1, le=20, description="Tries per request, with growing pauses")
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature")
     max_tokens: int = Field(1024, ge=1, description="Longest answer, in tokens")
+    options: dict[str, Any] = Field(default_factory=dict, description="Further fields of every request")
+    requests_per_minute: PositiveInt | None = Field(None, description="Requests in any minute, all processes together")
+    tokens_per_minute: PositiveInt | None = Field(None, description="Tokens in any minute, all processes together")
+    input_price: float | None = Field(None, ge=0, description="Price of a million prompt tokens, in your currency")
+    output_price: float | None = Field(None, ge=0, description="Price of a million answered tokens")
+    spending_limit: float | None = Field(None, gt=0, description="Most that one process spends; needs the prices")
+    token_limit: PositiveInt | None = Field(None, description="Most tokens that one process spends")
+    cache: str = Field(
+        "auto",
+        description="SQLite file of answers, so that none is paid for twice; auto: one for all runs, under AWPO_RUNS, "
+        "where the endpoint is on another machine; off: none",
+    )
+
+    @model_validator(mode="after")
+    def _prices_for_a_limit(self) -> Self:
+        if (self.input_price is None) != (self.output_price is None):
+            raise ValueError("input_price and output_price go together: give both or neither")
+        if self.spending_limit is not None and self.input_price is None:
+            raise ValueError("spending_limit needs input_price and output_price; or give a token_limit")
+        return self
 
 
 class CorpusConfig(Settings):

@@ -1,8 +1,9 @@
 """A client of an OpenAI-compatible chat endpoint that many requests at once cannot bring down.
 
-Bounded concurrency, a time limit per try, retries with growing random pauses where trying again can help, and
-`Retry-After` honoured by all requests of the client. The key is read from the environment, is sent to the configured
-host only (redirects are not followed), and stands in no message or log.
+Bounded concurrency, rate limits, a time limit per try, retries with growing random pauses where trying again can help,
+and `Retry-After` honoured by all requests of the client. Answers are kept on disk (`awpo.endpoint_cache`), what is asked
+is counted and kept within a budget (`awpo.endpoint_limits`). The key is read from the environment, is sent to the
+configured host only (redirects are not followed), and stands in no message or log.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import httpx2
 import openai
 
 from awpo.config import EndpointConfig
+from awpo.endpoint_cache import CachedAnswer, EndpointCache, request_key, shared_cache_file
+from awpo.endpoint_limits import Budget, RateLimiter, Usage, estimated_tokens
 from awpo.errors import UserError
 
 LARGEST_RESPONSE = 8 * 2**20
@@ -51,6 +57,15 @@ class EndpointError(UserError):
     def hopeless(self) -> bool:
         """Whether every other request will fail in the same way: a wrong key, address or model."""
         return self.status in _HINTS
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: its text, the server's `finish_reason`, and whether it came from the cache."""
+
+    text: str
+    finish: str | None
+    cached: bool = False
 
 
 class _Refused(openai.OpenAIError):
@@ -87,17 +102,21 @@ class Endpoint:
     """A chat endpoint. Usable from one event loop after another, as `asyncio.run` makes them; close it in each.
 
     `seed` fixes the pauses; its default is the process's rank, so that ranks that failed together try again apart.
-    Raises UserError where base_url is no http(s) URL, or a host other than this machine has no key.
+    `cache` is the file of answers where `config.cache` is "auto" and the endpoint is on this machine: such a server
+    may answer differently the next time, so what it said is not shared between runs. `usage` counts.
+    Raises UserError where base_url is no http(s) URL, a host other than this machine has no key, or the cache cannot
+    be opened.
     """
 
-    def __init__(self, config: EndpointConfig, *, seed: int | None = None) -> None:
+    def __init__(self, config: EndpointConfig, *, seed: int | None = None, cache: Path | None = None) -> None:
         self.config = config
         url = urlsplit(config.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise UserError(f"base_url {config.base_url!r} is not an http(s) URL; give one like http://host:8000/v1")
         self.address = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"  # without a password, for messages
         key = os.environ.get(config.api_key_variable, "").strip()
-        if not key and not _is_local(url.hostname):
+        local = _is_local(url.hostname)
+        if not key and not local:
             raise UserError(
                 f"the endpoint {self.address} needs a key: set the environment variable {config.api_key_variable}"
             )
@@ -108,6 +127,15 @@ class Endpoint:
         self._slots = asyncio.Semaphore(config.concurrency)
         self._not_before = 0.0  # time.monotonic() before which a Retry-After forbids requests
         self._length_option = "max_tokens"
+        self.usage = Usage()
+        processes = max(1, int(os.environ.get("WORLD_SIZE", 1)))
+        self._rates = RateLimiter(
+            _share(config.requests_per_minute, processes), _share(config.tokens_per_minute, processes)
+        )
+        self._budget = Budget(config)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        file = {"off": None, "auto": cache if local else shared_cache_file()}.get(config.cache, Path(config.cache))
+        self._cache = EndpointCache(file) if file else None
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address}, {self.config.model})"
@@ -129,6 +157,9 @@ class Endpoint:
         if self._client is None or self._loop is not loop:
             self._loop = loop
             self._slots = asyncio.Semaphore(self.config.concurrency)
+            self._turns = WeakValueDictionary()
+            self._rates.begin()
+            self._budget.begin()
             self._client = openai.AsyncOpenAI(
                 base_url=self.config.base_url,
                 api_key=self._key,
@@ -144,51 +175,120 @@ class Endpoint:
         return self._client
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The answer's text. `options` are further fields of the request and win over the configuration's.
+        """The answer's text; see `ask`."""
+        return (await self.ask(messages, **options)).text
 
-        Raises EndpointError where the request was refused, or failed in every one of `config.attempts` tries.
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        draw: int = 0,
+        keep: Callable[[str], bool] | None = None,
+        **options: Any,
+    ) -> Reply:
+        """The answer, from the cache where it is known. `options` are further fields of the request and win over the
+        configuration's.
+
+        Another `draw` is another answer to the same request. `keep` says of a text whether it is worth keeping.
+        Raises EndpointError where the request was refused, or failed in every one of `config.attempts` tries, and
+        SpendingLimitReached where the budget may not suffice.
         """
+        request = self._request(messages, options)
         client = self._connect()
+        if self._cache is None:
+            answer = await self._try(client, request)
+            return Reply(answer.text, answer.finish)
+        key = request_key(self.config.base_url, request, draw)
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        async with turn:  # whoever asks the same at the same time waits for the first, and finds its answer
+            if known := self._cache.get(key):
+                self.usage.cache_hits += 1
+                return Reply(known.text, known.finish, cached=True)
+            answer = await self._try(client, request)
+            if keep is None or keep(answer.text):
+                self._cache.put(key, str(request["model"]), answer)
+            return Reply(answer.text, answer.finish)
+
+    def knows(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the answer to a request without further options is in the cache."""
+        if self._cache is None:
+            return False
+        return self._cache.get(request_key(self.config.base_url, self._request(messages, {}))) is not None
+
+    def _request(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": self.config.model,
+            "messages": list(messages),
+            "temperature": self.config.temperature,
+            "max_tokens": self.config.max_tokens,
+            **self.config.options,
+            **options,
+        }
+
+    async def _try(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
+        """The answer of one of `config.attempts` tries."""
         failure: EndpointError | None = None
         for attempt in range(self.config.attempts):
             if failure is not None:
+                self.usage.retries += 1
                 bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
                 await asyncio.sleep(self._random.uniform(0, bound))
             async with self._slots:
                 while (wait := self._not_before - time.monotonic()) > 0:
                     await asyncio.sleep(wait + self._random.uniform(0, FIRST_PAUSE))
                 try:
-                    async with asyncio.timeout(self.config.timeout_seconds):
-                        return await self._ask(client, messages, options)
+                    return await self._ask_within_limits(client, request)
                 except (TimeoutError, openai.APITimeoutError):
                     failure = self._error(f"gave no answer within {self.config.timeout_seconds:g} s")
                 except openai.APIStatusError as error:
                     failure = self._status_error(error)
                     self._heed_retry_after(error)
                     if error.status_code < 500 and error.status_code not in RETRIED:
+                        self.usage.failures += 1
                         raise failure from None
                 except openai.APIConnectionError as error:
                     reason = str(error.__cause__ or error) or type(error.__cause__).__name__
                     failure = self._error(f"cannot be reached ({reason}); is it running, is base_url right?")
                 except _Refused as error:
+                    self.usage.failures += 1
                     raise self._error(f"cannot be used: {error}") from None
         assert failure is not None  # attempts >= 1
+        self.usage.failures += 1
         tries = f" (the last of {self.config.attempts} tries)" if self.config.attempts > 1 else ""
         raise EndpointError(f"{failure}{tries}", failure.status)
 
-    async def _ask(
-        self, client: openai.AsyncOpenAI, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> str:
-        request = {
-            "model": self.config.model,
-            "messages": list(messages),
-            "temperature": self.config.temperature,
-            self._length_option: self.config.max_tokens,
-            **options,
-        }
+    async def _ask_within_limits(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
+        """One try: waits for its turn, pays for it, sets the time limit and counts."""
+        prompt, longest = estimated_tokens(request["messages"]), int(request["max_tokens"])
+        await self._budget.reserve(prompt, longest)
+        spent = (0, 0)  # a refusal costs nothing
+        try:
+            entry = await self._rates.wait(prompt + longest)
+            self.usage.requests += 1
+            start = time.monotonic()
+            spent = (prompt, longest)  # until it is known better: an answer that never came may be charged
+            try:
+                async with asyncio.timeout(self.config.timeout_seconds):
+                    answer = await self._ask(client, request)
+            except openai.APIStatusError:
+                spent = (0, 0)
+                raise
+            spent = (answer.prompt_tokens, answer.completion_tokens)
+            self._rates.settle(entry, sum(spent))
+            self.usage.answers += 1
+            self.usage.prompt_tokens += spent[0]
+            self.usage.completion_tokens += spent[1]
+            seconds = time.monotonic() - start
+            self.usage.seconds += seconds
+            return replace(answer, seconds=round(seconds, 4))
+        finally:
+            await self._budget.settle((prompt, longest), spent)
+
+    async def _ask(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
         # Sent as it is: the fields are the server's matter, not that of the client library's version. In ASCII, as a
         # source's lone surrogate would not encode.
-        body, headers = json.dumps(request).encode("ascii"), {"Content-Type": "application/json"}
+        fields = {self._length_option if name == "max_tokens" else name: value for name, value in request.items()}
+        body, headers = json.dumps(fields).encode("ascii"), {"Content-Type": "application/json"}
         try:
             response = await client.post(
                 "/chat/completions", cast_to=httpx2.Response, content=body, options={"headers": headers}
@@ -196,16 +296,23 @@ class Endpoint:
         except openai.BadRequestError as error:
             if self._length_option == "max_tokens" and "max_completion_tokens" in error.response.text:
                 self._length_option = "max_completion_tokens"  # OpenAI's reasoning models know no other name
-                return await self._ask(client, messages, options)
+                return await self._ask(client, request)
             raise
         try:
-            choice = response.json()["choices"][0]
+            value = response.json()
+            choice = value["choices"][0]
             text = choice["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise _Refused(f"it is not a chat completion: {self._excerpt(response.text)}") from None
+        finish = choice.get("finish_reason")
         if not isinstance(text, str) or not text.strip():
-            raise _Refused(f"its answer holds no text (finish_reason {choice.get('finish_reason')!r})")
-        return text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, files cannot hold them
+            raise _Refused(f"its answer holds no text (finish_reason {finish!r})")
+        text = text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, files cannot hold them
+        tokens = _told_tokens(value.get("usage"))
+        if tokens is None:
+            self.usage.estimated += 1
+            tokens = estimated_tokens(request["messages"]), estimated_tokens([{"content": text}])
+        return CachedAnswer(text, finish if isinstance(finish, str) else None, *tokens, 0.0)
 
     def _heed_retry_after(self, error: openai.APIStatusError) -> None:
         wait = retry_after(error.response.headers.get("retry-after"))
@@ -255,6 +362,21 @@ def retry_after(value: str | None) -> float | None:
         except ValueError:
             return None
     return max(0.0, seconds) if seconds == seconds else None  # not NaN
+
+
+def _share(limit: int | None, processes: int) -> int | None:
+    """One process's part of a limit that all of a run's processes keep together; at least 1."""
+    return None if limit is None else max(1, limit // processes)
+
+
+def _told_tokens(usage: Any) -> tuple[int, int] | None:
+    """(prompt, completion) tokens as an answer's `usage` tells them; None where it does not."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
+        return prompt, completion
+    return None
 
 
 def _is_local(host: str) -> bool:

@@ -1,12 +1,19 @@
-"""A chat endpoint on this machine for tests that need a server: real HTTP, answers as the test says."""
+"""Chat endpoints on this machine for tests that need a server, real HTTP both.
+
+`serve` answers as the test's own code says, from a thread of the test's process; `faults` does wrong by script, in a
+process of its own (tests/fault_server.py).
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +106,29 @@ def serve() -> Iterator[ChatServers]:
     servers = ChatServers()
     yield servers
     servers.stop()
+
+
+@pytest.fixture(scope="session")
+def fault_server() -> Iterator[Any]:
+    path = Path(__file__).resolve().parents[1] / "fault_server.py"
+    specification = importlib.util.spec_from_file_location("fault_server", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["fault_server"] = module
+    specification.loader.exec_module(module)
+    with module.FaultServer() as server:
+        yield server
+
+
+@pytest.fixture
+def faults(fault_server: Any) -> Any:
+    """The fault server, with nothing wrong with it yet and nothing asked."""
+    fault_server.script()
+    return fault_server
+
+
+@pytest.fixture(autouse=True)
+def _runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache that all runs share is the test's own."""
+    monkeypatch.setenv("AWPO_RUNS", str(tmp_path / "runs"))
