@@ -13,7 +13,10 @@ from awpo.methods import Method
 
 
 def fixed(gate_P: Tensor, epsilon: float) -> Tensor:
-    """The same radius for every group (PPO, arXiv 1707.06347); DAPO (arXiv 2503.14476) has a larger one above 1."""
+    """The same radius for every group: epsilon_g = epsilon. (P,)
+
+    PPO, arXiv 1707.06347; DAPO (arXiv 2503.14476) has a larger one above 1 than below.
+    """
     return torch.full_like(gate_P, epsilon)
 
 

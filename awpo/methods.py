@@ -90,6 +90,32 @@ class Method(Settings):
         """Whether thoughts must be scored."""
         return "reasoning" in self.rewards
 
+    def in_force(self) -> dict[str, Any]:
+        """The settings that this method's training depends on, in the order of the fields; none without a policy.
+
+        Left out are those that nothing reads under the others (the threshold of another gate, the floor of a
+        difficulty weight that is not there, the slope of a clip radius that is fixed), and what is switched off.
+        """
+        awpo = self.estimator == "awpo"
+        idle = {
+            "ratio_min": self.gate != "ratio",
+            "tau": self.gate != "low_outcome_variance",
+            "c_min": self.gate != "correlation",
+            "mix_coefficient": self.estimator not in ("awpo", "grpo_mixed", "gated_accumulation"),
+            "difficulty_floor": self.difficulty == "none",
+            "renormalise": self.difficulty == "none",
+            "kappa": self.clip == "fixed",
+            "epsilon_min": self.clip == "fixed",
+            "dynamic_sampling_rounds": not self.dynamic_sampling_rounds,
+            "overlong_share": not self.overlong_share,
+            "eps": self.estimator == "dr_grpo",
+            "std": self.estimator == "dr_grpo",
+            **dict.fromkeys(("gate", "difficulty"), not awpo),
+            **dict.fromkeys(("name", "summary", "sources", "reading", "stages"), True),
+        }
+        values = self.to_json() if self.trains else {}
+        return {key: value for key, value in values.items() if not idle.get(key)}
+
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values; `Method.read` takes them back."""
         return self.model_dump(mode="json")

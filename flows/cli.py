@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_data import data_app
+from flows.cli_methods import methods
 from flows.cli_study import study
 from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(study)
+app.command()(methods)
 
 
 @app.command()
@@ -159,22 +161,6 @@ def compare(
     print_whole(
         Console(), plain_table(f"{second} against {first}", columns, [[row[name] for name in columns] for row in found])
     )
-
-
-@app.command()
-def methods(as_json: Json = False) -> None:
-    """Lists the methods that can be trained by."""
-    from awpo.methods import METHODS
-
-    if as_json:
-        print_json({"methods": [method.to_json() for method in METHODS.values()]})
-        return
-    from rich.console import Console
-
-    from flows.screen import text_table
-
-    rows = [(method.name, " + ".join(method.stages) or "-", method.summary) for method in METHODS.values()]
-    Console().print(text_table("Methods", ("name", "stages", "what it does"), rows))
 
 
 @app.command()

@@ -2,7 +2,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from awpo.advantages import estimate
 from awpo.errors import UserError
 from awpo.methods import METHODS, Method, get_method
 
@@ -139,6 +141,46 @@ def test_the_papers_threshold_is_another_way_to_write_ratio_min():
 def test_a_wrong_change_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         get_method("awpo").changed(**changes)
+
+
+def test_the_settings_in_force():
+    common = {"std": "population", "eps": 1e-6, "loss": "grpo", "kl": 0.0}
+    clip = {"clip": "fixed", "epsilon_low": 0.2, "epsilon_high": 0.2}
+    assert get_method("grpo").in_force() == {"estimator": "grpo", "rewards": ["outcome"], **clip, **common}
+    assert get_method("dapo").in_force() == {
+        "estimator": "grpo", "rewards": ["outcome"], **clip, "epsilon_high": 0.28, **common, "loss": "dapo",
+        "dynamic_sampling_rounds": 3, "overlong_share": 0.2,
+    }  # fmt: skip
+    assert get_method("awpo_correlation").in_force() == {
+        "estimator": "awpo", "rewards": ["outcome", "reasoning"], "gate": "correlation", "c_min": 0.5,
+        "mix_coefficient": 1.0, "difficulty": "parabola", "difficulty_floor": 0.1, "renormalise": False,
+        "clip": "shrinking", "epsilon_low": 0.2, "epsilon_high": 0.2, "kappa": 1.0, "epsilon_min": 0.05, **common,
+    }  # fmt: skip
+    assert get_method("sft").in_force() == get_method("base").in_force() == {}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].trains])
+def test_a_setting_that_is_not_in_force_changes_nothing(name):
+    rewards = {
+        "format": torch.tensor([[1.0, 0, 1, 1], [1, 1, 1, 0]]),
+        "correct": torch.tensor([[3.0, -2, 0, 0], [1, -1, 2, 0]]),
+        "reasoning": torch.tensor([[0.1, 0.2, 0.9, 0.4], [3, 0, 1, 2]]),
+    }
+    bounds = {"r_min": torch.tensor([-3.0, -3]), "r_max": torch.tensor([4.0, 4])}
+    method = METHODS[name]
+    expected = estimate(method, rewards, **bounds)
+    idle = {
+        "ratio_min": 0.9, "tau": 0.9, "c_min": 0.99, "mix_coefficient": 0.3, "difficulty_floor": 0.5,
+        "renormalise": True, "kappa": 0.5, "epsilon_min": 0.19, "eps": 0.1, "std": "sample",
+    }  # fmt: skip
+    for key in idle.keys() - method.in_force().keys():
+        found = estimate(method.changed(**{key: idle[key]}), rewards, **bounds)
+        for part in ("advantages", "clip_low", "clip_high"):
+            assert torch.equal(getattr(found, part), getattr(expected, part)), key
+    for key in {"eps", "std", "difficulty_floor"} & method.in_force().keys():  # and the test can tell
+        assert not torch.equal(
+            estimate(method.changed(**{key: idle[key]}), rewards, **bounds).advantages, expected.advantages
+        )
 
 
 def test_listing_methods_does_not_load_torch():
