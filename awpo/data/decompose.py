@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from awpo.artifacts import Manifest, open_stage
 from awpo.data import store
+from awpo.data.masking import kinds_of, mask_dialogue
 from awpo.data.rows import Rows, source_identity
 from awpo.data.settings import DecomposeConfig
 from awpo.data.sources import Rejected, RowError, Source, detect, get_source, read_row
@@ -23,7 +24,7 @@ from awpo.data.splits import assign_splits, split_of
 from awpo.data.validation import Fault, first_fault
 from awpo.errors import UserError
 from awpo.events import Progress, silent
-from awpo.types import Dialogue, Instance, Message, ToolCall
+from awpo.types import Dialogue, Instance, Message, Tool, ToolCall
 
 VERSION = 2
 REJECTED = "rejected.jsonl"
@@ -119,15 +120,20 @@ def _cut(dialogue: Dialogue, last_step_only: bool) -> list[Instance]:
 
 
 def invalid_calls(dialogue: Dialogue, *, last_step_only: bool = False) -> list[tuple[int, ToolCall, Fault]]:
-    """The calls of a checked dialogue that do not fit their tools' schemas: (message, call, its first fault)."""
-    tools = {tool.name: tool for tool in dialogue.tools}
+    """The calls of a checked dialogue that do not fit their tools' schemas: (message, call, its first fault).
+
+    Where several tools have one name, a call has to fit one of them.
+    """
+    tools: dict[str, list[Tool]] = {}
+    for tool in dialogue.tools:
+        tools.setdefault(tool.name, []).append(tool)
     first = len(dialogue.messages) - 1 if last_step_only else 0
     found = []
     for index, message in enumerate(dialogue.messages[first:], first):
         for call in message.tool_calls:
-            fault = first_fault(call, tools[call.name])
-            if fault is not None:
-                found.append((index, call, fault))
+            faults = [first_fault(call, tool) for tool in tools[call.name]]
+            if None not in faults and faults[0] is not None:
+                found.append((index, call, faults[0]))
     return found
 
 
@@ -137,6 +143,7 @@ class _Tally:
     def __init__(self) -> None:
         self.rows = self.dialogues = self.instances = 0
         self.invalid: dict[str, Counter[str]] = {}
+        self.masked: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.split: Counter[str] = Counter()
         self.kind: Counter[str] = Counter()
@@ -158,6 +165,7 @@ class _Tally:
             "instances": self.instances,
             "rejected": dict(self.rejected.most_common()),
             "invalid_calls": {source: dict(reasons.most_common()) for source, reasons in sorted(self.invalid.items())},
+            "dialogues_masked": dict(sorted(self.masked.items())),
             "instances_by_split": dict(sorted(self.split.items())),
             "instances_by_kind": dict(sorted(self.kind.items())),
             "instances_by_source": dict(sorted(self.source.items())),
@@ -177,7 +185,9 @@ def decompose_source(
     Leaves instances-*.parquet, rejected.jsonl (file, row, reason and detail of every row not used),
     invalid_calls.jsonl (every call that doesn't fit its tool's schema, and why) and manifest.json with counts:
     rows_read = dialogues + the sum of rejected; instances, also by split, kind and source; invalid_calls by source and
-    reason. With `config.invalid_calls` "drop" a dialogue with such a call is rejected, else it is used. A row that repeats an earlier one is rejected; so is one that repeats an earlier dialogue's id, in
+    reason. With `config.invalid_calls` "drop" a dialogue with such a call is rejected, else it is used.
+    With `config.masking` dialogues of the training split are masked (`awpo.data.masking`): their source's label says
+    how, dialogues_masked counts them by kind. A row that repeats an earlier one is rejected; so is one that repeats an earlier dialogue's id, in
     formats where a row is a dialogue. Both are known by hash, which takes about 100 bytes of memory a dialogue.
     `progress` counts bytes of the source. A finished result of the same source and versions is returned as it is.
 
@@ -211,6 +221,9 @@ def decompose_source(
 
             def instances() -> Iterator[Instance]:
                 for dialogue in assign_splits(usable()):
+                    if config.masking is not None and dialogue.split == "train":
+                        dialogue = mask_dialogue(dialogue, config.masking, last_step_only=reader.last_step_only)
+                        tally.masked.update(kinds_of(dialogue.source))
                     cut = _cut(dialogue, reader.last_step_only)
                     tally.add(cut)
                     yield from cut

@@ -50,6 +50,11 @@ def first_fault(call: ToolCall, tool: Tool) -> Fault | None:
     return next(call_faults(call, tool), None)
 
 
+def schema_allows(value: Any, schema: Any) -> bool:
+    """Whether a value fits a schema."""
+    return next(_faults(value, schema, ""), None) is None
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -13,7 +13,7 @@ import pytest
 from awpo.artifacts import IN_PROGRESS, read_manifest
 from awpo.data import decompose as decompose_module
 from awpo.data import sources
-from awpo.data.decompose import decompose, decompose_source
+from awpo.data.decompose import decompose, decompose_source, invalid_calls
 from awpo.data.settings import DecomposeConfig
 from awpo.data.sources import RowError
 from awpo.data.store import read_instances
@@ -162,6 +162,7 @@ def test_counts_add_up_and_every_rejected_row_is_listed(tmp_path: Path) -> None:
             "no assistant step": 1,
         },
         "invalid_calls": {},
+        "dialogues_masked": {},
         "instances_by_split": {"train": 3},
         "instances_by_kind": {"reply": 3},
         "instances_by_source": {"mine": 1, "openai": 2},
@@ -218,6 +219,14 @@ def test_calls_that_do_not_fit_are_counted_by_source_and_reason(tmp_path: Path) 
         json.loads(line)["detail"] for line in (tmp_path / "dropped" / "rejected.jsonl").read_text().splitlines()
     ]
     assert reasons[1] == "message 1, f: missing parameter: city"
+
+
+def test_a_call_has_to_fit_one_of_the_tools_of_its_name() -> None:
+    other = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tools = (Tool("f", "", {"type": "object", "properties": {}}), Tool("f", "", other))
+    for arguments, faults in (({"x": 1}, 0), ({}, 0), ({"x": "1"}, 1)):
+        message = step(None, ToolCall("f", arguments))
+        assert len(invalid_calls(Dialogue("d", "s", tools, (user(), message)))) == faults
 
 
 def test_a_finished_result_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
