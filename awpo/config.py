@@ -111,6 +111,13 @@ class RationaleConfig(Settings):
     )
     endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the writer is one")
     keep_existing: bool = Field(True, description="Keep a rationale that the source already has")
+    rewrites: int = Field(2, ge=0, le=5, description="Further tries, with the reason, where an answer does not pass")
+    language: Literal["english", "dialogue"] = Field(
+        "english", description="Language of the rationales; dialogue: that of the user's last message"
+    )
+    deadline_seconds: float | None = Field(
+        None, gt=0, description="Time limit of all requests together; none: no limit"
+    )
 
     @model_validator(mode="after")
     def _endpoint_given(self) -> Self:

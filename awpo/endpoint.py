@@ -134,7 +134,7 @@ class Endpoint:
         )
         self._budget = Budget(config)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        file = {"off": None, "auto": cache if local else shared_cache_file()}.get(config.cache, Path(config.cache))
+        file = cache_file(config, cache)
         self._cache = EndpointCache(file) if file else None
 
     def __repr__(self) -> str:
@@ -209,11 +209,17 @@ class Endpoint:
                 self._cache.put(key, str(request["model"]), answer)
             return Reply(answer.text, answer.finish)
 
-    def knows(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the answer to a request without further options is in the cache."""
+    def known(self, messages: Sequence[Mapping[str, Any]], *, draw: int = 0) -> Reply | None:
+        """The cached answer to a request without further options; None where it would have to be asked."""
         if self._cache is None:
-            return False
-        return self._cache.get(request_key(self.config.base_url, self._request(messages, {}))) is not None
+            return None
+        answer = self._cache.get(request_key(self.config.base_url, self._request(messages, {}), draw))
+        return Reply(answer.text, answer.finish, cached=True) if answer else None
+
+    def close_cache(self) -> None:
+        """Closes the file of answers; nothing is asked afterwards."""
+        if self._cache is not None:
+            self._cache.close()
 
     def _request(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -377,6 +383,15 @@ def _told_tokens(usage: Any) -> tuple[int, int] | None:
     if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
         return prompt, completion
     return None
+
+
+def cache_file(config: EndpointConfig, own: Path | None) -> Path | None:
+    """Where an endpoint's answers are kept: `own` is the file for those of an endpoint on this machine; None: nowhere."""
+    if config.cache == "off":
+        return None
+    if config.cache != "auto":
+        return Path(config.cache)
+    return own if _is_local(urlsplit(config.base_url).hostname or "") else shared_cache_file()
 
 
 def _is_local(host: str) -> bool:

@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from awpo.artifacts import Manifest, input_identity, open_stage
-from awpo.config import RationaleConfig
+from awpo.config import EndpointConfig, RationaleConfig
 from awpo.data import store
-from awpo.data.endpoint_rationales import Answer, AnswerCache, answer_key, ask_for_rationales
+from awpo.data.endpoint_rationales import PROMPT_HASH, Estimate, RationaleWriter, estimate_rationales
 from awpo.data.offline_rationales import offline_rationale
+from awpo.data.rationale_checks import Answer
+from awpo.endpoint import Endpoint, cache_file
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.types import Instance
 
-__all__ = ["offline_rationale", "write_rationales"]
+__all__ = ["estimate", "offline_rationale", "rationale_writer", "write_rationales"]
 
 VERSION = 1
+CHECKS_VERSION = 2  # of what is asked of an endpoint's answers
 FAILED = "failed.jsonl"
-CACHE = ".answers.jsonl"
+CACHE = ".answers.sqlite"
+"""Answers of this work alone, where they go to no file that runs share; removed at the end."""
+WRITER = "rationales"
+"""Name in the metadata of the shards: who wrote the rationales."""
 FAILURE_LIMIT = 0.5
 """Share of the instances asked about past which the stage fails: what is left would be a biased part of the data."""
 INSTANCES_PER_REPORT = 500
@@ -31,8 +37,42 @@ def _settings(config: RationaleConfig) -> dict[str, Any]:
     """What the result depends on; the endpoint's address, pace and patience are not part of that."""
     settings: dict[str, Any] = {"version": VERSION, "writer": config.writer, "keep_existing": config.keep_existing}
     if config.writer == "endpoint" and config.endpoint is not None:
-        settings["endpoint"] = config.endpoint.model_dump(include={"model", "temperature", "max_tokens"})
+        asked = config.endpoint.model_dump(include={"model", "temperature", "max_tokens", "options"})
+        settings |= {"endpoint": asked, "rewrites": config.rewrites, "language": config.language}
+        settings |= {"prompt": PROMPT_HASH, "checks": CHECKS_VERSION}
     return settings
+
+
+def writer_label(config: RationaleConfig) -> str:
+    """Who writes the rationales, as it stands in every artifact."""
+    return f"endpoint {config.endpoint.model}" if config.endpoint else "offline templates"
+
+
+def rationale_writer(folder: Path) -> str | None:
+    """Who wrote the rationales of a folder of instances, from its shards; None where that is not known."""
+    return store.read_metadata(folder).get(WRITER)
+
+
+def _endpoint(config: EndpointConfig, folder: Path, *, existing: bool = False) -> Endpoint:
+    """The endpoint with a file of answers in any case: a second run goes on from it. `existing`: makes no new one."""
+    file = cache_file(config, folder / CACHE) or folder / CACHE
+    cache = "off" if existing and not file.exists() else str(file)
+    return Endpoint(config.model_copy(update={"cache": cache}))
+
+
+def _asked(instances_folder: Path, config: RationaleConfig) -> Iterator[Instance]:
+    return (item for item in store.iterate_instances(instances_folder) if not _keeps(config, item))
+
+
+def estimate(instances_folder: Path, out: Path, config: RationaleConfig) -> Estimate | None:
+    """What `write_rationales` would ask and at which cost; None where it asks nobody. Writes nothing into `out`."""
+    if config.endpoint is None:
+        return None
+    endpoint = _endpoint(config.endpoint, out, existing=True)
+    try:
+        return estimate_rationales(_asked(instances_folder, config), RationaleWriter(config, endpoint))
+    finally:
+        endpoint.close_cache()
 
 
 def write_rationales(
@@ -41,12 +81,13 @@ def write_rationales(
     """Stage "rationales": writes the instances of one stage's folder into `out`, with rationales.
 
     An instance's own rationale is kept where `config.keep_existing`. The writer "offline" gives every other one a
-    template's; "endpoint" asks a model, and leaves an instance whose answer does not pass the checks without a
-    rationale. Counts: instances = kept + written + the sum of `failed` (by reason); failed.jsonl lists the latter.
+    template's; "endpoint" asks a model, and leaves an instance of which no answer passes the checks without a
+    rationale. Counts: instances = kept + written + the sum of `failed` (by reason); failed.jsonl lists the latter;
+    `endpoint` holds what was asked. Manifest and shards name the writer.
     A finished result of the same instances and config is returned as it is; an interrupted run goes on.
 
-    Raises UserError where the instances cannot be read, the endpoint fails for good, or more than FAILURE_LIMIT of
-    the answers are refused.
+    Raises UserError where the instances cannot be read, the budget cannot suffice or is used up, the endpoint fails
+    for good, or more than FAILURE_LIMIT of the answers are refused.
     """
     inputs = {"instances": input_identity(instances_folder)}
     with open_stage(out, "rationales", inputs, _settings(config)) as stage:
@@ -59,16 +100,12 @@ def write_rationales(
             )
             return stage.finish(counts)
         assert config.endpoint is not None  # RationaleConfig sees to it
-        with AnswerCache(stage.folder / CACHE) as cache:
-            asked = (item for item in store.iterate_instances(instances_folder) if not _keeps(config, item))
-            ask_for_rationales(asked, total, config.endpoint, cache, progress)
-
-            def cached(instance: Instance) -> Answer:
-                answer = cache.get(answer_key(instance))
-                assert answer is not None, "an instance was not asked about"
-                return answer
-
-            counts = _write(instances_folder, stage.folder, config, total, cached, progress)
+        writer = RationaleWriter(config, _endpoint(config.endpoint, stage.folder))
+        _check_budget(estimate_rationales(_asked(instances_folder, config), writer), config.endpoint)
+        writer.ask_all(_asked(instances_folder, config), total, progress)
+        counts = _write(instances_folder, stage.folder, config, total, writer.result, progress)
+        counts["endpoint"] = writer.endpoint.usage.metrics(config.endpoint)
+        writer.endpoint.close_cache()
         failed = counts["failed"]
         if sum(failed.values()) > FAILURE_LIMIT * (counts["instances"] - counts["kept"]):
             reason, count = max(failed.items(), key=lambda item: item[1])
@@ -77,8 +114,18 @@ def write_rationales(
                 f"{count}); {out / FAILED} lists them; use a stronger model or see that the endpoint is well"
             )
         manifest = stage.finish(counts)
-        (stage.folder / CACHE).unlink(missing_ok=True)  # only now: until here it is what a second run goes on from
+        for part in ("", "-wal", "-shm"):  # only now: until here it is what a second run goes on from
+            (stage.folder / f"{CACHE}{part}").unlink(missing_ok=True)
         return manifest
+
+
+def _check_budget(found: Estimate, config: EndpointConfig) -> None:
+    """Raises UserError where the prompts alone would pass the budget: better before the start than on the way."""
+    spending, tokens = config.spending_limit, config.token_limit
+    if spending is not None and found.least_cost is not None and found.least_cost > spending:
+        raise UserError(f"spending_limit {spending:g} cannot suffice: {found}; raise it or take fewer instances")
+    if tokens is not None and found.prompt_tokens > tokens:
+        raise UserError(f"token_limit {tokens:,} cannot suffice: {found}; raise it or take fewer instances")
 
 
 def _keeps(config: RationaleConfig, instance: Instance) -> bool:
@@ -118,6 +165,7 @@ def _write(
                     written += 1
                 yield instance.with_rationale(answer.rationale)
 
-        instances = store.write_instances(folder, filled())
+        instances = store.write_instances(folder, filled(), {WRITER: writer_label(config)})
     assert instances == kept + written + failed.total(), "an instance was lost"
-    return {"instances": instances, "kept": kept, "written": written, "failed": dict(failed.most_common())}
+    counts: dict[str, Any] = {"instances": instances, "kept": kept, "written": written}
+    return {**counts, "failed": dict(failed.most_common()), "writer": writer_label(config)}

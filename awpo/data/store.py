@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -92,10 +92,12 @@ def _row(instance: Instance) -> dict[str, Any]:
 class _ShardWriter:
     """Writes one shard; it appears under its name when closed without an error."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self.path, self.rows = path, 0
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._writer = pq.ParquetWriter(self._temporary, SCHEMA, compression="zstd", write_page_checksum=True)
+        noted = {f"awpo.{name}".encode(): value.encode() for name, value in metadata.items()}
+        schema = SCHEMA.with_metadata({**(SCHEMA.metadata or {}), **noted})
+        self._writer = pq.ParquetWriter(self._temporary, schema, compression="zstd", write_page_checksum=True)
         self._group: list[dict[str, Any]] = []
         self._bytes = 0
 
@@ -134,8 +136,10 @@ def shard_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def write_instances(folder: Path, instances: Iterable[Instance]) -> int:
+def write_instances(folder: Path, instances: Iterable[Instance], metadata: Mapping[str, str] | None = None) -> int:
     """Writes the shards of `folder`, in place of those it had, and returns the number of instances.
+
+    `metadata` stands in the schema of each shard, its names behind "awpo."; `read_metadata` reads it back.
 
     Raises UserError for an instance that no file can hold (NaN, a lone surrogate) or a folder that cannot be
     written. Nothing is left under a shard's name that is not whole.
@@ -145,13 +149,13 @@ def write_instances(folder: Path, instances: Iterable[Instance]) -> int:
         for stale in [*folder.glob("instances-*.parquet"), *folder.glob(".instances-*.parquet.*.tmp")]:
             stale.unlink()
         count, number = 0, 0
-        shard = _ShardWriter(folder / f"instances-{number:05d}.parquet")
+        shard = _ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
         try:
             for instance in instances:
                 if shard.rows >= ROWS_PER_SHARD:
                     shard.close()
                     number += 1
-                    shard = _ShardWriter(folder / f"instances-{number:05d}.parquet")
+                    shard = _ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
                 shard.add(_row(instance))
                 count += 1
             shard.close()
@@ -163,6 +167,13 @@ def write_instances(folder: Path, instances: Iterable[Instance]) -> int:
             f"cannot write instances to {folder}: {error.strerror or error}; free space or choose another folder"
         ) from None
     return count
+
+
+def read_metadata(folder: Path) -> dict[str, str]:
+    """What `write_instances` was given as `metadata`, from the first shard. Raises UserError where there is none."""
+    found = _open_shard(shard_paths(folder)[0]).schema_arrow.metadata or {}
+    named = {key.decode(): value.decode() for key, value in found.items() if key.startswith(b"awpo.")}
+    return {key.removeprefix("awpo."): value for key, value in named.items() if key.encode() != _VERSION_KEY}
 
 
 @functools.lru_cache(maxsize=512)
