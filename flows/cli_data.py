@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from awpo.data.hub import is_hub
 from awpo.errors import UserError
 from flows.cli_support import Commands, Format, Json, Out, print_json, progress_shown
 
@@ -20,11 +21,29 @@ def decompose(
     source: Annotated[Path, typer.Argument(help="File or folder of dialogues.")],
     out: Out,
     format: Format = "auto",
+    invalid_calls: Annotated[
+        str, typer.Option(help="Dialogues with a call that doesn't fit its tool's schema: keep or drop.")
+    ] = "keep",
+    mask: Annotated[
+        float | None, typer.Option(help="Share of training dialogues whose tools get random names; none if not given.")
+    ] = None,
+    irrelevance: Annotated[
+        float | None, typer.Option(help="Share of training dialogues that lose the right tool.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the masks.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Cuts dialogues into instances, one per assistant step; lists the rows that it cannot use, with the reason."""
+    """Cuts dialogues into instances, one per assistant step; lists the rows that it cannot use, with the reason.
+
+    SOURCE may be hub:OWNER/NAME@COMMIT[:SPLIT], a set on the Hugging Face Hub.
+    """
+    from awpo.data.settings import DecomposeConfig
     from flows.preflight import check_out, check_source
 
+    asked: dict[str, Any] = {"invalid_calls": invalid_calls}
+    if mask is not None or irrelevance is not None:
+        asked["masking"] = {"seed": seed, "share": mask or 0.0, "irrelevance": irrelevance or 0.0}
+    config = DecomposeConfig.read(asked, "awpo data decompose")
     check_source(source, format)
     check_out(out, needed=0.2)
     from awpo.data.decompose import decompose_source
@@ -33,8 +52,48 @@ def decompose(
         f"decompose {source.name}",
         out,
         as_json,
-        lambda progress: decompose_source(source, out, format=format, progress=progress),
+        lambda progress: decompose_source(source, out, format=format, config=config, progress=progress),
     )
+
+
+@data_app.command(name="inspect")
+def inspect_data(
+    source: Annotated[Path, typer.Argument(help="Folder or file of instances, or a source of dialogues.")],
+    number: Annotated[int, typer.Option(min=0, help="How many instances are shown.")] = 3,
+    kind: Annotated[str | None, typer.Option(help="Only of this kind: call, reply or call+reply.")] = None,
+    of_source: Annotated[str | None, typer.Option("--source", help="Only of this source.")] = None,
+    format: Format = "auto",
+    whole: Annotated[bool, typer.Option("--whole", help="Long texts are shown to their end.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page of HTML instead; it needs no other file.")] = None,
+) -> None:
+    """Shows instances as a person reads them, and counts by source, kind, depth, length and tools."""
+    from typing import get_args
+
+    from rich.console import Console
+
+    from awpo.artifacts import write_atomically
+    from awpo.data.inspect import draw, inspect_instances, read_any, to_html
+    from awpo.types import Kind
+    from flows.preflight import check_file, check_writable
+
+    if not is_hub(source):
+        check_file(source, "source")
+    if kind is not None and kind not in get_args(Kind):
+        raise UserError(f"unknown kind {kind!r}; known: {', '.join(get_args(Kind))}")
+    if html is not None:
+        check_writable(html.parent, "--html")
+    chosen, summary = inspect_instances(read_any(source, format), number=number, kind=kind, source=of_source)
+    if not summary.instances:
+        wanted = [f"kind {kind}"] * (kind is not None) + [f"source {of_source}"] * (of_source is not None)
+        raise UserError(
+            f"{source} holds no instance" + (f" of {' and '.join(wanted)}" if wanted else " that can be read")
+        )
+    drawn = draw(chosen, summary, whole=whole)
+    if html is None:
+        Console(highlight=False).print(drawn)
+    else:
+        write_atomically(html, to_html(drawn, f"instances of {source.name}"))
+        typer.echo(f"in {html}")
 
 
 @data_app.command()

@@ -55,8 +55,14 @@ def check_file(path: Path, what: str) -> None:
 
 
 def check_source(path: Path, format: str) -> None:
-    """Raises UserError where a source is missing or in no known format; reads its first rows at most."""
-    check_file(path, "source")
+    """Raises UserError where a source is missing or in no known format; reads its first rows at most.
+
+    Of a set on the hub the files are fetched for that.
+    """
+    from awpo.data.hub import is_hub
+
+    if not is_hub(path):
+        check_file(path, "source")
     from awpo.data.sources import detect, get_source
 
     if format == "auto":

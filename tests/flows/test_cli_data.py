@@ -1,0 +1,100 @@
+"""`awpo data inspect`, and the options of `awpo data decompose`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from flows.cli import app
+
+COMMIT = "0" * 40
+
+
+def awpo(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["data", *map(str, arguments)], env={"COLUMNS": "80", "TERM": "dumb"})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    other = {"name": "other_tool", "parameters": {"type": "object", "properties": {}}}
+    rows = []
+    for number in range(12):
+        call = {"function": {"name": "f", "arguments": {"city": number if number == 3 else f"City {number}"}}}
+        messages = [{"role": "user", "content": f"Question {number}"}, {"role": "assistant", "tool_calls": [call]}]
+        messages += [{"role": "tool", "content": "ok"}, {"role": "assistant", "content": "Done."}]
+        rows.append(json.dumps({"id": str(number), "split": "train", "messages": messages, "tools": [tool, other]}))
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_inspect_shows_instances_and_counts(source: Path) -> None:
+    done = awpo("inspect", source, "--number", "2")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("of dialogue") == 2
+    assert "24 instances, 0 with a rationale" in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    only = awpo("inspect", source, "--kind", "reply", "--number", "1")
+    assert "openai · reply · step 2 of 2 · train" in only.output
+    assert "12 instances" in only.output
+
+
+def test_inspect_writes_a_page(source: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = awpo("inspect", source, "--html", page)
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == f"in {page}"
+    assert "Question 0" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kind", "cal"], "unknown kind 'cal'; known: call, reply, call+reply"),
+        (["--source", "xlam"], "holds no instance of source xlam"),
+        (["--kind", "call+reply"], "holds no instance of kind call+reply"),
+        (["--format", "opnai"], "did you mean 'openai'?"),
+    ],
+)
+def test_inspect_says_in_one_line_what_is_wrong(source: Path, options: list[str], said: str) -> None:
+    done = awpo("inspect", source, *options)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["decompose", "--out", "OUT"]])
+@pytest.mark.parametrize(
+    ("name", "said"), [("hub:a/b", "names no revision"), ("hub:a/b@main", "can move"), ("nowhere", "does not exist")]
+)
+def test_sources_that_cannot_be_read(tmp_path: Path, command: list[str], name: str, said: str) -> None:
+    done = awpo(*(str(tmp_path / "out") if part == "OUT" else part for part in command), name)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_decompose_drops_and_masks_when_asked(source: Path, tmp_path: Path) -> None:
+    def counts(*options: str) -> dict[str, object]:
+        done = awpo("decompose", source, "--out", tmp_path / f"out{len(options)}{options[-1:]}", "--json", *options)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.output.splitlines()[-1])
+
+    kept = counts()
+    assert kept["invalid_calls"] == {"openai": {"wrong type": 1}}
+    assert (kept["dialogues"], kept["dialogues_masked"]) == (12, {})
+    assert counts("--invalid-calls", "drop")["dialogues"] == 11
+    masked = counts("--mask", "1", "--irrelevance", "1", "--seed", "3")
+    assert masked["dialogues_masked"] == {"functions": 12, "irrelevance": 12}
+    assert masked["instances"] == 12
+
+
+def test_a_wrong_setting_is_one_line(source: Path, tmp_path: Path) -> None:
+    done = awpo("decompose", source, "--out", tmp_path / "out", "--invalid-calls", "mend")
+    assert done.exit_code == 2
+    assert "invalid_calls" in done.output
+    assert len(done.output.strip().splitlines()) == 1
