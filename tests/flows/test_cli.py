@@ -195,6 +195,21 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("steps", "parts"), [("1", 1), ("2", 2), ("3", 2), ("4", 4), ("5", 4)])
+def test_a_run_of_few_steps_cuts_its_rollouts_into_fewer_parts(
+    steps: str, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preset's rollout batch is for four steps; a run of fewer is not refused for that."""
+    import flows.cli
+
+    asked = []
+    monkeypatch.setattr(flows.cli, "_run_pipeline", lambda settings, *_: asked.append(settings.policy))
+    source = str(dialogues(tmp_path / "out"))
+    done = CliRunner().invoke(flows.cli.app, ["run", "--data", source, "--out", str(tmp_path / "o"), "--steps", steps])
+    assert done.exit_code == 0, done.output
+    assert [(policy.steps, policy.steps_per_rollout) for policy in asked] == [(int(steps), parts)]
+
+
 def test_methods_as_json_are_those_of_the_registry(tmp_path: Path) -> None:
     done = awpo("methods", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
