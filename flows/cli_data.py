@@ -160,4 +160,23 @@ def _stage(title: str, out: Path, as_json: bool, work: Callable[[Any], Any]) -> 
         return
     for key, value in manifest.counts.items():
         typer.echo(f"{key}: {json.dumps(value) if isinstance(value, dict) else value}")
+    if manifest.counts.get("rejected"):
+        _show_examples(out / "rejected.jsonl", "rows that are not used, one of each reason")
+    if manifest.counts.get("invalid_calls"):
+        _show_examples(out / "invalid_calls.jsonl", "calls that don't fit their schema, one of each reason")
     typer.echo(f"in {out}")
+
+
+def _show_examples(path: Path, title: str) -> None:
+    """What a reader could not use, so that it can be seen without opening a file: the first line of each reason."""
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            item = json.loads(line)
+            first.setdefault((item.get("source", ""), item["reason"]), item)
+    typer.echo(f"{title} (all in {path}):")
+    for (source, reason), item in first.items():
+        parts = [item.get("tool", ""), item.get("where", ""), item["detail"]]
+        detail = ", ".join(" ".join(part.split()) for part in parts if part)
+        label = f"{source}: {reason}" if source else reason
+        typer.echo(f"  {label}: {item['file']} row {item['row']}" + (f", {detail[:200]}" if detail else ""))

@@ -93,6 +93,25 @@ def test_decompose_drops_and_masks_when_asked(source: Path, tmp_path: Path) -> N
     assert masked["instances"] == 12
 
 
+def test_decompose_says_what_it_could_not_understand(tmp_path: Path) -> None:
+    functions = json.dumps([{"name": "Get It", "parameters": {"type": "dict", "properties": {"a": {"type": "int"}}}}])
+    rows = []
+    for text in ("[Get It(a=Rome)]", "[Get It(a='1')]", "[Get It(a=1)]", "[Get It(a=Paris)]"):
+        turns = [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": text}]
+        rows.append(json.dumps({"system": f"A list of functions: {functions}", "conversations": turns}))
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(rows))
+    done = awpo("decompose", path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    start = lines.index(f"rows that are not used, one of each reason (all in {tmp_path / 'out' / 'rejected.jsonl'}):")
+    assert lines[start + 1 : start + 4] == [
+        "  a call that cannot be read: data.jsonl row 0, turn 1, character 10: 'Rome' is no literal",
+        f"calls that don't fit their schema, one of each reason (all in {tmp_path / 'out' / 'invalid_calls.jsonl'}):",
+        "  toolace: wrong type: data.jsonl row 1, Get It, a, integer expected, not '1'",
+    ]
+
+
 def test_a_wrong_setting_is_one_line(source: Path, tmp_path: Path) -> None:
     done = awpo("decompose", source, "--out", tmp_path / "out", "--invalid-calls", "mend")
     assert done.exit_code == 2
