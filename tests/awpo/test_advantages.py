@@ -415,6 +415,11 @@ def test_an_overlong_penalty_cannot_push_the_difficulty_weight_below_its_floor()
     assert one(result.stats["difficulty"]) == pytest.approx(0.1)
 
 
+def test_an_outcome_that_rounding_carries_past_its_range_has_the_weight_of_the_end():
+    for outcome in (4 + 3e-5, -3 - 2e-5):
+        assert one(run("awpo", [[outcome, outcome]], [[1, 1]]).stats["difficulty"]) == 0.1
+
+
 def test_rounding_of_float32_does_not_decide_a_threshold():
     # std = 0.35 = tau (r_max - r_min), but 1.7 is a little more than 1.7 in float32
     result = run("awpo_low_variance", [[1.7, 1.0]], [[1, 2]], dtype=torch.float32)
