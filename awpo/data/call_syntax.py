@@ -105,6 +105,9 @@ class _Scanner:
 
     def space(self) -> str:
         """Skips white space; the character after it, "" at the end."""
+        character = self.text[self.at : self.at + 1]
+        if not character.isspace():
+            return character
         match = _SPACE.match(self.text, self.at)
         assert match is not None
         self.at = match.end()

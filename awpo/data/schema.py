@@ -179,7 +179,7 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
     """
     if isinstance(schema, bool):  # JSON Schema's "anything" and "nothing"
         return schema, False
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         raise ValueError(f"a schema must be an object, not {schema!r:.60}")
     result: dict[str, Any] = {}
     optional, marked, demanded = False, set[str](), list[str]()
@@ -189,6 +189,9 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
         if key == "required" and isinstance(value, bool):
             optional = optional or not value  # whoever holds this parameter asks for it, see below
         elif key == "type":
+            if isinstance(value, str) and (word := TYPE_WORDS.get(value.lower())):  # nearly always
+                result["type"] = word
+                continue
             if isinstance(value, str):
                 parsed, is_marked = parse_type(value)
                 optional = optional or is_marked
@@ -197,11 +200,11 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
             else:
                 raise ValueError(f"unknown type {value!r:.60}")
             result.update({name: part for name, part in parsed.items() if name == "type" or name not in schema})
-        elif key in _NESTED and isinstance(value, Mapping):
+        elif key in _NESTED and isinstance(value, dict):
             result[key] = normalise_schema(value)[0]
         elif key in _NESTED_LISTS and isinstance(value, list):
             result[key] = [normalise_schema(part)[0] for part in value]
-        elif key in _NESTED_MAPS and isinstance(value, Mapping):
+        elif key in _NESTED_MAPS and isinstance(value, dict):
             parts = {name: normalise_schema(part) for name, part in value.items()}
             result[key] = {name: part for name, (part, _) in parts.items()}
             if key == "properties":
@@ -220,7 +223,7 @@ def normalise_schema(schema: Any) -> tuple[Any, bool]:
 
 def _demands(schema: Any) -> bool | None:
     """What a parameter says of itself in `required`, None where it says nothing."""
-    said = schema.get("required") if isinstance(schema, Mapping) else None
+    said = schema.get("required") if isinstance(schema, dict) else None
     return said if isinstance(said, bool) else None
 
 
@@ -229,7 +232,7 @@ def _is_schema(parameters: Mapping[str, Any]) -> bool:
     kind, properties = parameters.get("type"), parameters.get("properties")
     if isinstance(kind, str):
         return True
-    return kind is None and isinstance(properties, Mapping) and not isinstance(properties.get("type"), str)
+    return kind is None and isinstance(properties, dict) and not isinstance(properties.get("type"), str)
 
 
 def normalise_parameters(parameters: Any) -> dict[str, Any]:
@@ -240,7 +243,7 @@ def normalise_parameters(parameters: Any) -> dict[str, Any]:
     """
     if parameters is None or parameters == {} or parameters == []:
         return {"type": "object", "properties": {}}
-    if not isinstance(parameters, Mapping):
+    if not isinstance(parameters, dict):
         raise ValueError("the parameters are not an object")
     if _is_schema(parameters):
         schema, _ = normalise_schema(parameters)
@@ -253,7 +256,7 @@ def normalise_parameters(parameters: Any) -> dict[str, Any]:
     python = any(_PYTHON_TYPE.match(str(_type_of(given)).lower()) for given in parameters.values())
     explicit = any(_demands(given) is not None for given in parameters.values())
     for name, given in parameters.items():
-        if not isinstance(given, Mapping):
+        if not isinstance(given, dict):
             raise ValueError(f"the parameter {name!r} is not described by an object")
         schema, optional = normalise_schema(given)
         if schema.get("default") == "":
@@ -266,4 +269,4 @@ def normalise_parameters(parameters: Any) -> dict[str, Any]:
 
 
 def _type_of(schema: Any) -> Any:
-    return schema.get("type", "") if isinstance(schema, Mapping) else ""
+    return schema.get("type", "") if isinstance(schema, dict) else ""
