@@ -142,6 +142,7 @@ class JudgeConfig(Settings):
     endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the judge is one")
     scale: float = Field(3.0, gt=0, description="Reasoning reward of a perfect thought; method.md section 1")
     two_pass: bool = Field(False, description="Show the reference rationale only after a low first score")
+    samples: int = Field(1, ge=1, le=16, description="Answers of the model per thought, averaged")
     failure_limit: float = Field(0.5, gt=0, le=1, description="Share of failed judgements past which the run stops")
     deadline_seconds: float = Field(300.0, gt=0, description="Time limit of all judgements of one batch, in seconds")
 
@@ -153,6 +154,13 @@ class JudgeConfig(Settings):
             raise ValueError("'correlation' and kind 'correlated' go together: give both or neither")
         if self.kind != "endpoint" and self.endpoint is not None:
             raise ValueError(f"kind {self.kind!r} would never ask {self.endpoint.model!r}; set kind: endpoint")
+        if self.samples > 1 and self.endpoint is None:
+            raise ValueError(f"samples = {self.samples} asks a model several times, and kind {self.kind!r} asks none")
+        if self.samples > 1 and self.endpoint is not None and self.endpoint.temperature == 0:
+            raise ValueError(
+                f"samples = {self.samples} at temperature 0 are the same answer {self.samples} times; set "
+                "endpoint.temperature, or samples: 1"
+            )
         if self.kind != "endpoint" and self.two_pass:
             raise ValueError(f"two_pass asks a model twice, and kind {self.kind!r} asks none; set kind: endpoint")
         return self

@@ -1,23 +1,24 @@
 """The reasoning reward's source: a score in [0, 1] for the thought of a completion.
 
 `RubricJudge` scores by fixed rules and needs nothing but the instance; `EndpointJudge` asks a strong model over an
-OpenAI-compatible endpoint; `CorrelatedJudge` draws scores of a set quality, for studies. A judgement that failed, or that cannot be made, is NaN, never 0: the methods leave such
-rollouts' groups to the outcome reward, and count them.
+OpenAI-compatible endpoint; `CorrelatedJudge` draws scores of a set quality, for studies. A judgement that failed, or that
+cannot be made, is NaN, never 0: the methods leave such rollouts' groups to the outcome reward, and count them.
+How good a judge is `awpo.judge_evaluation` measures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from awpo.config import JudgeConfig
 from awpo.endpoint import Endpoint, EndpointError
 from awpo.errors import UserError
 from awpo.judge_correlated import CorrelatedJudge
-from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages, read_answer
+from awpo.judge_prompts import CRITERIA, PROMPT_HASH, RESPONSE_FORMAT, judge_messages, read_grades
 from awpo.judge_text import (
     DO_CALL,
     NO_CALL,
@@ -42,6 +43,19 @@ class Judgement:
     completion: Completion
 
 
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """A judgement: its score in [0, 1], or NaN where there is none.
+
+    `criteria` are the scores in [0, 1] that it is made of, by name (none where the judge has none); `samples` the
+    scores of the answers that were averaged, NaN for those that failed.
+    """
+
+    score: float
+    criteria: Mapping[str, float] = field(default_factory=dict)
+    samples: tuple[float, ...] = ()
+
+
 class Judge(Protocol):
     """Scores thoughts."""
 
@@ -50,14 +64,35 @@ class Judge(Protocol):
         ...
 
 
-def make_judge(config: JudgeConfig, seed: int = 0) -> Judge:
+def make_judge(config: JudgeConfig, seed: int = 0, draw: int = 0) -> Judge:
     """The judge that the settings name; `seed` is that of a correlated judge's noise.
 
+    Another `draw` is the same judge asked anew: what it said before is not taken from a cache.
     Raises UserError where its endpoint has no key or a wrong address.
     """
     if config.kind == "correlated":
-        return CorrelatedJudge(config.correlation or 0.0, seed)
-    return EndpointJudge(config) if config.kind == "endpoint" else RubricJudge()
+        return CorrelatedJudge(config.correlation or 0.0, seed + draw)
+    return EndpointJudge(config, draw=draw) if config.kind == "endpoint" else RubricJudge()
+
+
+async def grade(judge: Judge, items: Sequence[Judgement]) -> list[Grades]:
+    """What `judge.score` gives, with the criteria's scores where the judge has them."""
+    if isinstance(judge, RubricJudge | EndpointJudge):
+        return await judge.grade(items)
+    return [Grades(score) for score in await judge.score(items)]
+
+
+def judge_identity(config: JudgeConfig) -> dict[str, Any]:
+    """Who judges and by which version of which prompt or rules: what every result holds that a judge had a hand in."""
+    identity: dict[str, Any] = {"kind": config.kind, "scale": config.scale}
+    if config.endpoint:
+        asked = config.endpoint.model_dump(include={"model", "temperature", "max_tokens", "options"})
+        identity |= {"endpoint": asked, "samples": config.samples, "two_pass": config.two_pass, "prompt": PROMPT_HASH}
+    elif config.kind == "correlated":
+        identity["correlation"] = config.correlation
+    else:
+        identity["rules"] = RUBRIC_HASH
+    return identity
 
 
 WEIGHTS = {"coherence": 0.3, "correctness": 0.4, "appropriateness": 0.3}
@@ -65,6 +100,10 @@ WEIGHTS = {"coherence": 0.3, "correctness": 0.4, "appropriateness": 0.3}
 
 _VARIED = 0.8
 """A text is no loop while at least this share of its word triples are different ones."""
+
+
+RUBRIC_HASH = content_hash([1, WEIGHTS, _VARIED, WORD.pattern, NO_CALL.pattern, DO_CALL.pattern])
+"""The version of the rules; its first entry counts changes of the code."""
 
 
 class RubricJudge:
@@ -96,12 +135,18 @@ class RubricJudge:
     async def score(self, items: Sequence[Judgement]) -> list[float]:
         return [self.judge(item) for item in items]
 
+    async def grade(self, items: Sequence[Judgement]) -> list[Grades]:
+        return [self._grades(item) for item in items]
+
     def judge(self, item: Judgement) -> float:
         """The score of one thought, in [0, 1] or NaN."""
+        return self._grades(item).score
+
+    def _grades(self, item: Judgement) -> Grades:
         if not (item.instance.rationale or "").strip():
-            return math.nan
+            return Grades(math.nan)
         criteria = self.criteria(item)
-        return math.fsum(WEIGHTS[name] * value for name, value in criteria.items())
+        return Grades(math.fsum(WEIGHTS[name] * value for name, value in criteria.items()), criteria)
 
     def criteria(self, item: Judgement) -> dict[str, float]:
         """Each criterion's value in [0, 1]; the instance has a rationale."""
@@ -158,18 +203,23 @@ LOW_SCORE = 0.5
 """With `two_pass`, a first score below this is replaced by a second one, given with the reference in sight."""
 
 
+NO_THOUGHT = Grades(0.0, dict.fromkeys(CRITERIA, 0.0))
+FAILED = Grades(math.nan)
+
+
 class EndpointJudge:
     """Asks a strong model for a score, and takes no failure for an opinion.
 
-    The score is the mean of three criteria (`awpo.judge_prompts`). A judgement that cannot be had (the endpoint
-    failed, its answer could not be read, the batch's deadline passed) is NaN. An empty thought is 0 without asking;
-    the same thought about the same instance is asked once. An instance without a rationale is judged without one.
+    The score is the mean of three criteria (`awpo.judge_prompts`), averaged over `samples` answers; of those, the
+    ones that could not be had or read are left out. A judgement of which no answer could (the endpoint failed, its
+    answer could not be read, the batch's deadline passed) is NaN. An empty thought is 0 without asking; the same
+    thought about the same instance is asked once. An instance without a rationale is judged without one.
 
     `judged` and `failures` count over the judge's life; `batch_judged`, `batch_failures` those of the latest batch,
-    `last_error` says what went wrong last (None: nothing yet).
+    `last_error` says what went wrong last (None: nothing yet). `draw` above 0 asks anew what a cache on disk knows.
     """
 
-    def __init__(self, config: JudgeConfig, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, config: JudgeConfig, endpoint: Endpoint | None = None, *, draw: int = 0) -> None:
         if endpoint is None:
             if config.endpoint is None:
                 raise UserError("judge kind 'endpoint' needs 'endpoint' with base_url and model")
@@ -177,23 +227,28 @@ class EndpointJudge:
         self.config, self.endpoint = config, endpoint
         self.judged = self.failures = self.batch_judged = self.batch_failures = 0
         self.last_error: str | None = None
-        self._cache: dict[str, float] = {}
+        self._first_draw = draw * config.samples
+        self._cache: dict[str, Grades] = {}
         self._schema = True  # until the server refuses response_format
 
     async def score(self, items: Sequence[Judgement]) -> list[float]:
-        """One score in [0, 1] or NaN per item, within `deadline_seconds`.
+        """One score in [0, 1] or NaN per item; see `grade`."""
+        return [grades.score for grades in await self.grade(items)]
 
-        Raises UserError where more than `failure_limit` of at least 8 judgements failed, or where every request must
-        fail (a wrong key, address or model).
+    async def grade(self, items: Sequence[Judgement]) -> list[Grades]:
+        """One judgement per item, within `deadline_seconds`.
+
+        Raises UserError where more than `failure_limit` of at least 8 judgements failed, where every request must
+        fail (a wrong key, address or model), or where the budget is used up.
         """
         keys = [self._key(item) if (item.completion.thought or "").strip() else None for item in items]
         pending = {
             key: item for key, item in zip(keys, items, strict=True) if key is not None and key not in self._cache
         }
         fresh = await self._ask_all(pending)
-        scores = [0.0 if key is None else fresh[key] if key in fresh else self._cache[key] for key in keys]
+        found = [NO_THOUGHT if key is None else fresh[key] if key in fresh else self._cache[key] for key in keys]
         self._remember(fresh)
-        self.batch_judged, self.batch_failures = len(items), sum(map(math.isnan, scores))
+        self.batch_judged, self.batch_failures = len(items), sum(math.isnan(grades.score) for grades in found)
         self.judged += self.batch_judged
         self.failures += self.batch_failures
         share = self.batch_failures / max(1, self.batch_judged)
@@ -202,13 +257,19 @@ class EndpointJudge:
                 f"the judge {self.endpoint.config.model} failed on {self.batch_failures} of {self.batch_judged} thoughts "
                 f"(failure_limit {self.config.failure_limit:g}); last: {self.last_error}; mend the endpoint and resume"
             )
-        return scores
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Counters over the judge's life: judgements and failures, and those of its endpoint."""
+        usage = self.endpoint.usage.metrics(self.endpoint.config)
+        usage["failed_requests"] = usage.pop("failures")
+        return {"judged": float(self.judged), "failures": float(self.failures), **usage}
 
     def _key(self, item: Judgement) -> str:
         return content_hash(judge_messages(item.instance, item.completion, with_reference=True))
 
-    async def _ask_all(self, pending: dict[str, Judgement]) -> dict[str, float]:
-        """The scores of distinct items; NaN where there is none when the deadline passes."""
+    async def _ask_all(self, pending: dict[str, Judgement]) -> dict[str, Grades]:
+        """The judgements of distinct items; failed ones where there is none when the deadline passes."""
         if not pending:
             return {}
         tasks = {key: asyncio.create_task(self._judge(item)) for key, item in pending.items()}
@@ -225,39 +286,57 @@ class EndpointJudge:
             await self.endpoint.close()
         if late:
             self.last_error = f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
-        return {key: math.nan if task in late else task.result() for key, task in tasks.items()}
+        return {key: FAILED if task in late else task.result() for key, task in tasks.items()}
 
-    async def _judge(self, item: Judgement) -> float:
-        """One score or NaN. Raises EndpointError only where every other request would fail as well."""
+    async def _judge(self, item: Judgement) -> Grades:
+        """One judgement. Raises EndpointError only where every other request would fail as well."""
+        found = await self._average(item, with_reference=not self.config.two_pass)
+        if self.config.two_pass and item.instance.rationale is not None and found.score < LOW_SCORE:
+            found = await self._average(item, with_reference=True)
+        return found
+
+    async def _average(self, item: Judgement, *, with_reference: bool) -> Grades:
+        messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
+        draws = range(self._first_draw, self._first_draw + self.config.samples)
+        answers = await asyncio.gather(*(self._ask(messages, draw) for draw in draws))
+        samples = [math.fsum(answer.values()) / len(answer) if answer else math.nan for answer in answers]
+        readable = [answer for answer in answers if answer]
+        if not readable:
+            return Grades(math.nan, samples=tuple(samples))
+        criteria = {name: math.fsum(answer[name] for answer in readable) / len(readable) for name in CRITERIA}
+        return Grades(math.fsum(criteria.values()) / len(criteria), criteria, tuple(samples))
+
+    async def _ask(self, messages: list[dict[str, str]], draw: int) -> dict[str, float] | None:
+        """The criteria's scores of one answer; None where it could not be had or read."""
         try:
-            score = await self._ask(item, with_reference=not self.config.two_pass)
-            if self.config.two_pass and item.instance.rationale is not None and score < LOW_SCORE:
-                score = await self._ask(item, with_reference=True)
+            answer = await self._answer(messages, draw)
         except EndpointError as error:
             if error.hopeless:
                 raise
             self.last_error = str(error)
-            return math.nan
-        return score
+            return None
+        grades = read_grades(answer)
+        if grades is None:
+            self.last_error = f"an answer without readable scores: {' '.join(answer[:200].split())!r}"
+        return grades
 
-    async def _ask(self, item: Judgement, *, with_reference: bool) -> float:
-        messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
-        answer: str | None = None
-        if self._schema:
+    async def _answer(self, messages: list[dict[str, str]], draw: int) -> str:
+        def keep(text: str) -> bool:
+            return read_grades(text) is not None
+
+        # What was answered without a schema in an earlier run need not be refused with it first.
+        if self._schema and self.endpoint.known(messages, draw=draw) is None:
             try:
-                answer = await self.endpoint.chat(messages, response_format=RESPONSE_FORMAT)
+                return (await self.endpoint.ask(messages, draw=draw, keep=keep, response_format=RESPONSE_FORMAT)).text
             except EndpointError as error:
                 if error.status not in (400, 422):
                     raise
-        if answer is None:
-            answer = await self.endpoint.chat(messages)
+        reply = await self.endpoint.ask(messages, draw=draw, keep=keep)
+        if not reply.cached:
             self._schema = False  # refused with it, answered without
-        score = read_answer(answer)
-        if math.isnan(score):
-            self.last_error = f"an answer without readable scores: {' '.join(answer[:200].split())!r}"
-        return score
+        return reply.text
 
-    def _remember(self, scores: dict[str, float]) -> None:
-        self._cache.update((key, score) for key, score in scores.items() if not math.isnan(score))
+    def _remember(self, found: dict[str, Grades]) -> None:
+        self._cache.update((key, grades) for key, grades in found.items() if not math.isnan(grades.score))
         while len(self._cache) > MOST_CACHED:
             del self._cache[next(iter(self._cache))]

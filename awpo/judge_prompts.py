@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from awpo.types import Completion, Instance, Message, canonical_json, content_hash
+from awpo.types import Completion, Instance, Message, Tool, ToolCall, canonical_json, content_hash
 
 CRITERIA = ("coherence", "correctness", "appropriateness")
 TOP = 10
@@ -100,16 +100,33 @@ def _action(message: Message) -> str:
     return "\n".join(lines) or "(nothing)"
 
 
+def _prompt_hash() -> str:
+    """The hash of all that is ours in a request: words, layout, schema. It changes when any of them does."""
+    call = Message("assistant", None, (ToolCall("n", {"a": 1}),))
+    plain = Instance("s", "d", 0, 1, "train", (Tool("n", "d", {}),), (Message("user", "u"),), call, "r")
+    completion = Completion("t", call.tool_calls, "c", (), True)
+    messages = [judge_messages(plain, completion, with_reference=known) for known in (False, True)]
+    return content_hash([messages, RESPONSE_FORMAT])
+
+
 def read_answer(text: str) -> float:
-    """The mean of the criteria's scores over 10, in [0, 1]; NaN where the answer does not give them.
+    """The mean of the criteria's scores, in [0, 1]; NaN where the answer does not give them. See `read_grades`."""
+    grades = read_grades(text)
+    return math.nan if grades is None else math.fsum(grades.values()) / len(grades)
+
+
+def read_grades(text: str) -> dict[str, float] | None:
+    """Each criterion's score over 10, in [0, 1]; None where the answer does not give them all.
 
     The JSON object may stand in a code fence, after a preface or a thought, or before more text, one level down, and
-    with scores as numbers, as strings ("8", "8/10", "8 out of 10") or as {"score": 8}. NaN where a criterion is
+    with scores as numbers, as strings ("8", "8/10", "8 out of 10") or as {"score": 8}. None where a criterion is
     missing or outside [0, 10], or where several objects differ: no guess is made at which one is meant.
     """
     text = text.rpartition("</think>")[2][-_LONGEST_ANSWER:]
-    scores = {score for value in _objects(text) for score in _grades(value)}
-    return scores.pop() if len(scores) == 1 else math.nan
+    found = {scores for value in _objects(text) for scores in _grades(value)}
+    if len(found) != 1 or any(map(math.isnan, scores := found.pop())):
+        return None
+    return {name: score / TOP for name, score in zip(CRITERIA, scores, strict=True)}
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -127,12 +144,12 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
         position = text.find("{", end)
 
 
-def _grades(value: dict[str, Any]) -> Iterator[float]:
-    """The mean score that an object gives, or one directly inside it; NaN for scores that cannot be right."""
+def _grades(value: dict[str, Any]) -> Iterator[tuple[float, ...]]:
+    """The scores that an object gives, or one directly inside it, by criterion; NaN for those that cannot be right."""
     for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
         found = {key.strip().casefold(): score for key, score in candidate.items()}
         if all(name in found for name in CRITERIA):
-            yield math.fsum(_number(found[name]) for name in CRITERIA) / (len(CRITERIA) * TOP)
+            yield tuple(_number(found[name]) for name in CRITERIA)
 
 
 def _number(score: Any) -> float:
@@ -145,3 +162,7 @@ def _number(score: Any) -> float:
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not 0 <= score <= TOP:
         return math.nan
     return float(score)
+
+
+PROMPT_HASH = _prompt_hash()
+"""The version of the prompt, part of every result that a judge had a hand in."""

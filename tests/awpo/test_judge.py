@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from awpo.config import EndpointConfig, JudgeConfig
 from awpo.data.rationales import offline_rationale
 from awpo.endpoint import EndpointError
 from awpo.errors import UserError
-from awpo.judge import WEIGHTS, EndpointJudge, Judgement, RubricJudge, make_judge
-from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_answer
+from awpo.judge import WEIGHTS, EndpointJudge, Judgement, RubricJudge, grade, judge_identity, make_judge
+from awpo.judge_prompts import CRITERIA, PROMPT_HASH, RESPONSE_FORMAT, judge_messages, read_answer, read_grades
 from awpo.judge_text import names_in
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
@@ -341,6 +342,19 @@ def test_a_thought_cannot_leave_its_block() -> None:
     assert judge_messages(item, attack, with_reference=True)[1]["content"] == user  # no chance in it
 
 
+def test_the_version_of_the_prompt_is_known_and_stands_in_what_identifies_a_judge() -> None:
+    """Change the prompt, its layout or its schema, and this number changes: results of both do not compare."""
+    assert PROMPT_HASH == "52583c9c307d638d"
+    endpoint = EndpointConfig(base_url="http://localhost/v1", model="m", temperature=0.5)
+    config = JudgeConfig(kind="endpoint", endpoint=endpoint, samples=3)
+    identity = judge_identity(config)
+    assert identity["prompt"] == PROMPT_HASH
+    assert (identity["samples"], identity["endpoint"]["model"], identity["endpoint"]["temperature"]) == (3, "m", 0.5)
+    assert "prompt" not in judge_identity(JudgeConfig())
+    assert judge_identity(JudgeConfig())["rules"]
+    assert judge_identity(JudgeConfig(kind="correlated", correlation=0.5))["correlation"] == 0.5
+
+
 # --- the endpoint judge
 
 
@@ -538,3 +552,58 @@ def test_the_settings_choose_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rubric_is_a_judge_too() -> None:
     thoughts = (CASES["call"][1], None)
     assert asyncio.run(RubricJudge().score(items(*thoughts))) == pytest.approx([1, 0])
+
+
+def test_criteria_come_with_the_score(serve: Any) -> None:
+    server = serve(lambda number, body: serve.answer(grades(9, 6, 3)))
+    judge = endpoint_judge(server.url)
+    found, none = asyncio.run(grade(judge, items("a", None)))
+    assert found.score == pytest.approx(0.6)
+    assert found.criteria == pytest.approx({"coherence": 0.9, "correctness": 0.6, "appropriateness": 0.3})
+    assert found.samples == pytest.approx((0.6,))
+    assert (none.score, none.criteria) == (0, dict.fromkeys(CRITERIA, 0))
+    [rubric_grades] = asyncio.run(grade(RubricJudge(), items("set_alarm: time 7:30")))
+    assert rubric_grades.criteria == pytest.approx({"coherence": 1, "correctness": 4 / 7, "appropriateness": 1})
+    assert rubric_grades.score == pytest.approx(0.3 + 0.4 * 4 / 7 + 0.3)
+    drawn = make_judge(JudgeConfig(kind="correlated", correlation=0.5))
+    [grades_of_none] = asyncio.run(grade(drawn, items("a")))
+    assert (grades_of_none.criteria, math.isnan(grades_of_none.score)) == ({}, False)
+    assert read_grades("no") is None
+
+
+def test_several_samples_are_averaged_and_failed_ones_left_out(serve: Any) -> None:
+    answers = [grades(10, 10, 10), "what?", grades(4, 4, 7), grades(0, 0, 0)]
+    server = serve(lambda number, body: serve.answer(answers[number]))
+    judge = endpoint_judge(server.url, {"temperature": 1.0, "concurrency": 1}, samples=3)
+    [found] = asyncio.run(judge.grade(items("a")))
+    assert found.score == pytest.approx((1 + 0.5) / 2)
+    assert found.criteria == pytest.approx({"coherence": 0.7, "correctness": 0.7, "appropriateness": 0.85})
+    assert [None if math.isnan(one) else round(one, 3) for one in found.samples] == [1.0, None, 0.5]
+    assert (judge.judged, judge.failures) == (1, 0)
+    assert len(server.requests) == 3
+    assert judge.metrics()["requests"] == 3
+
+
+def test_samples_that_would_all_be_the_same_are_refused() -> None:
+    endpoint = {"base_url": "http://localhost/v1", "model": "m"}
+    with pytest.raises(UserError, match="samples = 2 at temperature 0 are the same answer 2 times"):
+        JudgeConfig.read({"kind": "endpoint", "endpoint": endpoint, "samples": 2}, "test")
+    with pytest.raises(UserError, match="samples = 2 asks a model several times"):
+        JudgeConfig.read({"samples": 2}, "test")
+
+
+def test_another_run_asks_nothing_again_but_another_draw_does(serve: Any, tmp_path: Path) -> None:
+    server = serve(lambda number, body: serve.answer(grades(number, number, number)))
+    config = JudgeConfig(
+        kind="endpoint",
+        endpoint=EndpointConfig(base_url=server.url, model="m", temperature=1, cache=str(tmp_path / "cache")),
+        samples=2,
+    )
+
+    def judge(draw: int) -> list[float]:
+        return asyncio.run(make_judge(config, draw=draw).score(items("a")))
+
+    assert judge(0) == judge(0) == pytest.approx([0.05])
+    assert len(server.requests) == 2
+    assert judge(1) == pytest.approx([0.25])
+    assert len(server.requests) == 4
