@@ -136,6 +136,7 @@ class PolicyTrainer(GRPOTrainer):
 
     def _roll_out(self, inputs: list[dict[str, Any]], group_size: int) -> dict[str, Any]:
         """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
+        self._draws += 1
         start, tokens_before = time.perf_counter(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
@@ -216,7 +217,6 @@ class PolicyTrainer(GRPOTrainer):
         """
         if self.accelerator.device.type != "cpu" or self.use_vllm or not self._whole_model:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
-        self._draws += 1
         key = f"{self.args.seed}-{self.state.global_step}-0-{self._draws}"
         first = self.accelerator.process_index * len(prompt_ids)
         numbers: dict[tuple[int, ...], int] = {}
@@ -287,7 +287,8 @@ class PolicyTrainer(GRPOTrainer):
             values["judge/seconds_per_judgement"] = scores.judge_seconds / scores.judged
         for name, value in values.items():
             metrics[name].append(value)
-        self._watch.see(rewards_N, result)
+        if self._draws == 1:  # later ones stand in for the groups without variance of the first
+            self._watch.see(rewards_N, result)
 
     def _warn(self, message: str) -> None:
         if self.accelerator.is_main_process:

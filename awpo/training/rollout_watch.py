@@ -76,17 +76,15 @@ class RolloutWatch:
     def _see_gate(self, result: Estimate) -> None:
         """A gate that is always open or always closed makes the method another one (method.md section 2).
 
-        Groups that a failed judgement closed are left out: they say nothing of the gate.
+        Saturated groups and those with a failed judgement are left out: they are closed whatever the gate's test says.
         """
-        counted_P, failed_P, weight_P = (result.stats[name] for name in ("counted", "closed_by_failure", "gate"))
-        assert isinstance(counted_P, Tensor)
-        assert isinstance(failed_P, Tensor)
-        assert isinstance(weight_P, Tensor)
-        asked_P = counted_P & ~failed_P
+        stats = {name: value for name, value in result.stats.items() if isinstance(value, Tensor)}
+        asked_P = stats["counted"] & ~stats["closed_by_failure"] & ~stats["saturated"].bool()
+        weight_P = stats["gate"]
         batches = self.memory["gate"]
         batches.append([float(weight_P[asked_P].sum()), int(asked_P.sum())])
         del batches[:-BATCHES]
-        groups = sum(count for _, count in batches)
+        groups = sum(number for _, number in batches)
         if self.memory["told_of_gate"] or len(batches) < BATCHES or not groups:
             return
         share = sum(weight for weight, _ in batches) / groups
@@ -95,6 +93,6 @@ class RolloutWatch:
         self.memory["told_of_gate"] = True
         effect = "the reasoning reward always counts" if share > INERT else "the reasoning reward never counts"
         self.warn(
-            f"the gate {self.method.gate!r} of method {self.method.name!r} was open in {share:.1%} of the groups of "
-            f"the last {BATCHES} rollout batches: it decides nothing, {effect}; change {REMEDIES[self.method.gate]}"
+            f"the gate {self.method.gate!r} of method {self.method.name!r} was open in {share:.1%} of the groups that "
+            f"are not saturated, over the last {BATCHES} rollout batches: it decides nothing, {effect}; change {REMEDIES[self.method.gate]}"
         )

@@ -375,6 +375,20 @@ def test_one_step_per_rollout_says_that_clipping_does_nothing(
     assert any("clipping does nothing" in row.get("message", "") for row in events)
 
 
+def test_a_gate_that_decides_nothing_is_told_of_once_in_a_run(
+    tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    """A judge whose scale is next to nothing adds no variance: r is 1 in every group, some of which are solved."""
+    update = {"steps": 7, "steps_per_rollout": 1, "micro_batch_size": 16, "judge": JudgeConfig(scale=1e-9)}
+    config = QUICK.model_copy(update=update)
+    train_policy(str(tiny_model), instances, tmp_path / "out", config)
+    rows = metrics_of(tmp_path / "out")
+    assert all(row["gate/open_share"] + row["saturated_share"] == 1.0 for row in rows)
+    assert any(row["saturated_share"] > 0 for row in rows)
+    said = [row.get("message", "") for row in Tail(tmp_path / "out" / "events.jsonl")]
+    assert sum("the gate 'ratio' of method 'awpo' was open in 100.0% of the groups" in line for line in said) == 1
+
+
 def test_an_endpoint_is_not_asked_where_the_method_does_not_need_it() -> None:
     judge = JudgeConfig.read({"kind": "endpoint", "endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "x"}}, "x")
     assert Scorer(get_method("grpo"), QUICK.model_copy(update={"judge": judge}), None).judge is None

@@ -10,12 +10,14 @@ from awpo.methods import get_method
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 
 
-def estimate(weights: list[float], failed: int = 0) -> Estimate:
-    """A batch of groups with these gate weights; the first `failed` have a failed judgement."""
+def estimate(weights: list[float], failed: int = 0, saturated: int = 0) -> Estimate:
+    """A batch of groups with these gate weights; the first `failed` have a failed judgement, the first `saturated`
+    are solved."""
     count = len(weights)
     stats: dict[str, Any] = {
         "gate": torch.tensor(weights),
         "closed_by_failure": torch.arange(count) < failed,
+        "saturated": torch.arange(count) < saturated,
         "counted": torch.ones(count, dtype=torch.bool),
     }
     return Estimate(torch.zeros(count, 2), torch.zeros(count), torch.zeros(count), stats)
@@ -35,7 +37,7 @@ VARYING = {"outcome": torch.tensor([0.0, 1.0]), "reasoning": torch.tensor([1.0, 
         (
             "awpo",
             [1.0] * 100,
-            "open in 100.0% of the groups of the last 5 rollout batches.*always counts; change judge",
+            "open in 100.0% of the groups .* over the last 5 rollout batches.*always counts; change judge",
         ),
         ("awpo", [0.0] * 100, "open in 0.0% .*never counts; change judge.scale, or the method's ratio_min"),
         ("awpo", [1.0] * 99 + [0.0], None),  # 99% is not more than 99%
@@ -67,6 +69,17 @@ def test_the_share_is_that_of_the_last_batches_and_of_groups_with_a_judgement() 
     # A fifth open batch pushes the closed one out; its two groups closed by a failed judgement do not count.
     watched.see(VARYING, estimate([0.0, 0.0, 1.0, 1.0], failed=2))
     assert len(said) == 1
+
+
+def test_groups_that_are_solved_say_nothing_of_the_gate() -> None:
+    watched, said = watch("awpo")
+    for _ in range(5):
+        watched.see(VARYING, estimate([0.0] * 4, saturated=4))
+    assert said == []
+    for _ in range(5):
+        watched.see(VARYING, estimate([0.0, 0.0, 1.0, 1.0], saturated=2))
+    assert len(said) == 1
+    assert "open in 100.0%" in said[0]
 
 
 def test_a_resumed_run_remembers() -> None:
