@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli_data import data_app
+from flows.cli_judge import judge_app
 from flows.cli_methods import methods
 from flows.cli_study import study
 from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(judge_app, name="judge")
 app.command()(study)
 app.command()(methods)
 
