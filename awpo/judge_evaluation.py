@@ -33,6 +33,9 @@ TIE = 1e-9
 """Scores no further apart are a tie: half a point for accuracy."""
 LENGTHS = (1.0, 1.5, 2.0, 3.0)
 """Lengths, as multiples of the right thought's, of the equals that length bias is measured on."""
+CROSSED = ("wrong_tool", "wrong_value", "right_thought_wrong_action", "wrong_thought_right_action")
+"""Kinds that, with the right completion, cross right and wrong thoughts with right and wrong actions: what is
+correlated with the outcome, as the other kinds' actions are all right or all wrong."""
 BATCH = 256
 """Thoughts that are judged at once; an endpoint judge's deadline holds for as many."""
 
@@ -66,8 +69,9 @@ class Evaluation:
     length_right         correlation of score and log words over the right thoughts of different instances
     again, again_same    the same judged again: difference; share of pairs whose order stays
     order, order_same    the same with its tools in reversed order
-    outcome_within       correlation of score and outcome reward within instances: the rho of a group (method.md 2)
-    outcome_pooled       the same over all completions
+    outcome_within       correlation of score and outcome reward within instances, the rho of a group (method.md 2),
+                         over the right completion and the `CROSSED` wrong ones
+    outcome_pooled       the same over all instances at once
     """
 
     items: int
@@ -226,7 +230,7 @@ def evaluate_judge(
         for kind in KINDS
     )
     accuracies = [kind.accuracy for kind in kinds if kind.accuracy is not None]
-    outcome_within, outcome_pooled = _outcome(first)
+    outcome_within, outcome_pooled = _outcome(first, pairs)
     found = Evaluation(
         items=len(instances),
         judged=len(first.items) + len(order.items) + len(again.items),
@@ -262,14 +266,18 @@ def _columns(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[floa
     return [point[0] for point in points], [point[1] for point in points]
 
 
-def _outcome(scores: _Scores) -> tuple[float | None, float | None]:
-    """Correlation of score and outcome reward, within instances and pooled."""
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for key, item in scores.items.items():
-        score = scores.found[key].score
-        if not math.isnan(score):
-            groups[item.instance.id].append((outcome_reward(item.instance, item.completion), score))
-    return correlation(*centred(groups.values())), correlation(*_columns(list(groups.values())))
+def _outcome(scores: _Scores, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
+    """Correlation of score and outcome reward, within instances and pooled; each completion counts once."""
+    groups: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for pair in pairs:
+        if pair.kind in CROSSED:
+            for completion in (pair.right, pair.wrong):
+                score = scores.of(pair.instance, completion)
+                if not math.isnan(score):
+                    point = (outcome_reward(pair.instance, completion), score)
+                    groups[pair.instance.id][scores.key(pair.instance, completion)] = point
+    points = [list(group.values()) for group in groups.values()]
+    return correlation(*centred(points)), correlation(*_columns(points))
 
 
 def _difference(
