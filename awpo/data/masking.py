@@ -249,7 +249,7 @@ def _mention(value: Any) -> re.Pattern[str]:
 def _other_default(schema: Any, said: str, draw: random.Random) -> Any:
     """Another default for a parameter, None where it has none that may change."""
     default = schema.get("default") if isinstance(schema, Mapping) else None
-    if default is None or default == "" or "enum" in schema or "const" in schema:
+    if default is None or default == "":
         return None
     if isinstance(default, bool) or not isinstance(default, (int, float, str)) or _mention(default).search(said):
         return None

@@ -37,6 +37,7 @@ def test_a_source_is_named_with_its_commit() -> None:
         ("hub:a/b@main", "the revision 'main' can move"),
         ("hub:a/b@v1.0:train", "the revision 'v1.0' can move"),
         (f"hub:a/b@{COMMIT[:12]}", "can move"),
+        (f"hub:a/b@{COMMIT}0", "can move"),
         (f"hub:b@{COMMIT}", "names no set on the hub"),
         (f"hub:a/b@{COMMIT}:", "names no set on the hub"),
         ("hub:", "names no set on the hub"),

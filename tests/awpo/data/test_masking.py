@@ -82,6 +82,18 @@ def test_names_change_throughout() -> None:
     )  # fmt: skip
 
 
+def test_a_label_in_a_result_stays_a_label() -> None:
+    tool = Tool("f_1", "", {"type": "object", "properties": {"name": {}}})
+    result = '{"name": "f_1", "results": {"name": "Ann"}}'
+    messages = (
+        Message("user", "Hi"),
+        Message("assistant", None, (ToolCall("f_1", {}),)),
+        Message("tool", result, name="f_1"),
+    )
+    masked = rename(Dialogue("d", "s", (tool,), messages), {"f_1": "g"}, {"name": "x"})
+    assert masked.messages[2].content == '{"name": "g", "results": {"x": "Ann"}}'
+
+
 def test_two_tools_of_one_name_keep_one_name() -> None:
     twins = tuple(Tool("f", "", {"type": "object", "properties": {name: {}}}) for name in ("x", "y"))
     call = Message("assistant", None, (ToolCall("f", {"x": 1, "y": 2}),))
@@ -106,6 +118,9 @@ def test_random_names_are_of_hammers_form_and_all_different() -> None:
     new = random_names(names, dialogue, random.Random(5), (4, 10))
     assert list(new) == names
     assert len(set(new.values()) | set(names)) == 4000
+    short = random_names([str(number) for number in range(40)], DIALOGUE, random.Random(0), (1, 1))
+    assert len(set(short.values())) == 40  # of 64 characters: drawn until no two are the same
+    assert "a" not in short.values()  # that is a parameter of the dialogue
     assert {len(name) for name in new.values()} == set(range(4, 11))
     assert {character for name in new.values() for character in name} == set(
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_."

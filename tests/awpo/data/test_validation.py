@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from awpo.data.validation import Fault, call_faults, first_fault
+from awpo.data.validation import Fault, call_faults, first_fault, schema_allows
 from awpo.types import Tool, ToolCall
 
 SCHEMA = {
@@ -41,6 +41,7 @@ TOOL = Tool("t", "", SCHEMA)
             "either": [1],
             "both": None,
         },
+        {"city": "Ro", "days": 1, "stops": [{"x": 1}, {"x": 2}]},
         {"city": "Rome", "days": 2.0, "share": 0, "free": {"any": [None]}, "stops": []},
     ],
 )
@@ -71,6 +72,25 @@ def test_calls_that_do_not_fit(arguments: dict[str, Any], faults: list[tuple[str
     call = ToolCall("t", arguments)
     assert [(fault.reason, fault.where) for fault in call_faults(call, TOOL)] == faults
     assert first_fault(call, TOOL) == next(call_faults(call, TOOL))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "fits"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, 1, True),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, 4, False),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, 2.5, False),
+        ({"enum": [1]}, True, False),
+        ({"enum": [True]}, 1, False),
+        ({"enum": [1]}, 1.0, True),
+        ({"const": [{"a": [1]}]}, [{"a": [1.0]}], True),
+        ({"const": [{"a": [1]}]}, [{"a": [True]}], False),
+        ({"const": None}, None, True),
+        ({"exclusiveMinimum": 1}, 1, False),
+    ],
+)
+def test_values(schema: Any, value: Any, fits: bool) -> None:
+    assert schema_allows(value, schema) == fits
 
 
 def test_a_fault_reads_as_a_sentence() -> None:

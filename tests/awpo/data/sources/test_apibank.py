@@ -52,6 +52,16 @@ def test_a_row() -> None:
     assert last.target == Message("assistant", "One moment.", (ToolCall("Weather", {"lat": 1}),))
 
 
+def test_only_a_search_finds_tools_and_a_call_without_result_is_no_reply() -> None:
+    text = f"User: Hi\nAPI-Request: [Weather(note='x')]->{FOUND}\nAPI-Request: [Weather(note='y')]\nAI: Hm.\n"
+    dialogue = SOURCE.read(row(text))
+    assert [tool.name for tool in dialogue.tools] == ["Weather", "ToolSearcher"]
+    assert dialogue.messages[3:5] == (
+        Message("assistant", None, (ToolCall("Weather", {"note": "y"}),)),
+        Message("assistant", "Hm."),
+    )
+
+
 @pytest.mark.parametrize(
     ("written", "value"),
     [

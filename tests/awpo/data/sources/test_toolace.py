@@ -121,6 +121,7 @@ def test_blanks_around_calls_and_names() -> None:
         ("[Market Trends API(trend_type='a')] Done.", "a call that cannot be read", "character 36: more text"),
         ("[Market Trends API('a')]", "a call that cannot be read", "without a name"),
         ("[Unknown(a=b)]", "a call that cannot be read", "'b' is no literal"),
+        ("[Unknown(a=1), and so on", "a call that cannot be read", "a name and '(' were expected"),
         ("[]", "a call that cannot be read", "an empty list"),
         ("Sure. [Market Trends API(trend_type='a')]", "a call written into a reply's text", "turn 1"),
     ],
