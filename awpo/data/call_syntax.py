@@ -91,6 +91,8 @@ def scan_literal(text: str) -> tuple[Any, Problem | None]:
 
 def begins_call(text: str, names: Iterable[str]) -> int:
     """Where in `text` a call in brackets of one of `names` begins, -1 where nowhere."""
+    if "[" not in text:
+        return -1
     options = "|".join(sorted({re.escape(name.strip()) for name in names if name.strip()}, key=len, reverse=True))
     found = re.search(rf"\[\s*(?:{options})\s?\(", text) if options else None
     return found.start() if found else -1
