@@ -159,7 +159,7 @@ def schemas() -> st.SearchStrategy[Any]:
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), schemas(), max_size=3), st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUE, max_size=3), st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True))  # fmt: skip
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_verdict_is_that_of_jsonschema(properties: Any, arguments: Any, required: list[str]) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = {"type": "object", "properties": properties, "required": required}
