@@ -18,6 +18,7 @@ import typer
 from flows.cli_data import data_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
+from flows.cli_serve import serve_one_model
 from flows.cli_study import study
 from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
 
@@ -184,8 +185,19 @@ def doctor() -> None:
 def serve(
     prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow UI.")] = 5000,
+    model: Annotated[str | None, typer.Option(help="Serve this checkpoint's folder instead of all that.")] = None,
+    engine: Annotated[str, typer.Option(help="What computes the model: transformers.")] = "transformers",
+    served_name: Annotated[str | None, typer.Option(help="Name to ask for the model by; none: its folder's.")] = None,
+    host: Annotated[str, typer.Option(help="Address that the model is served on.")] = "127.0.0.1",
+    model_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the model; 0: a free one.")] = 0,
 ) -> None:
-    """Starts a Prefect server, a worker and the MLflow UI on this machine, with all deployments registered."""
+    """Starts a Prefect server, a worker and the MLflow UI on this machine, with all deployments registered.
+
+    With --model it serves that model instead, in the OpenAI chat format.
+    """
+    if model is not None:
+        serve_one_model(model, engine, served_name, host, model_port)
+        return
     from flows.servers import Addresses, served, tracking_store, wait_until_stopped
 
     addresses = Addresses(prefect_port, mlflow_port)
