@@ -10,8 +10,9 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from awpo.config import EndpointConfig, JudgeConfig, read_yaml
+from awpo.config import EndpointConfig, JudgeConfig
 from awpo.errors import UserError
+from awpo.settings import read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets"
 ENDPOINTS, JUDGES = PRESETS / "endpoints", PRESETS / "judges"

@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from awpo.config import Settings
 from awpo.errors import UserError
+from awpo.settings import Settings
 
 Estimator = Literal["grpo", "dr_grpo", "grpo_mixed", "gdpo", "dara", "gated_accumulation", "awpo"]
 Reward = Literal["outcome", "format", "correct", "reasoning"]

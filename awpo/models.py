@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from awpo.config import read_yaml
 from awpo.errors import UserError
+from awpo.settings import read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "models"
 

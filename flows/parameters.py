@@ -14,13 +14,12 @@ from awpo.config import (
     JudgeConfig,
     PolicyConfig,
     RationaleConfig,
-    Settings,
     SftConfig,
-    read_yaml,
 )
 from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
+from awpo.settings import Settings, read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
 STUDY_PRESETS = PRESETS.with_name("studies")

@@ -7,7 +7,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.config import CorpusConfig, RationaleConfig, Settings
+from awpo.config import CorpusConfig, RationaleConfig
+from awpo.settings import Settings
 from tasks.stage_run import Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 

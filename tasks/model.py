@@ -7,8 +7,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.config import Settings
 from awpo.models import ModelChoice, resolve_model
+from awpo.settings import Settings
 from tasks.layout import runs_root
 from tasks.stage_run import Work, stage_run
 from tasks.tracking import Tracking

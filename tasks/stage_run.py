@@ -25,9 +25,9 @@ from prefect.settings import get_current_settings
 from prefect.utilities.urls import url_for
 
 from awpo.artifacts import MANIFEST, Manifest, finished_result, input_identity, read_manifest, stage_fingerprint
-from awpo.config import Settings
 from awpo.errors import UserError
 from awpo.processes import run_worker
+from awpo.settings import Settings
 from tasks.cancellation import cancelled, check_cancelled
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay

@@ -20,7 +20,9 @@ FORBIDDEN = {
 GROUND = {
     "awpo/types.py": set(),
     "awpo/errors.py": set(),
-    "awpo/config.py": {"awpo.errors"},
+    "awpo/settings.py": {"awpo.errors"},
+    "awpo/config.py": {"awpo.errors", "awpo.methods", "awpo.settings"},
+    "awpo/methods.py": {"awpo.errors", "awpo.settings"},
     "awpo/events.py": set(),
     "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.types"},
 }
@@ -28,6 +30,7 @@ LIGHT = (
     "awpo/methods.py",
     "awpo/models.py",
     "awpo/config.py",
+    "awpo/settings.py",
     "awpo/errors.py",
     "flows/environment.py",
     "flows/parameters.py",

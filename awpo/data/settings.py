@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from awpo.config import Settings
+from awpo.settings import Settings
 
 
 class MaskingConfig(Settings):

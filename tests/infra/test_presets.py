@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from awpo.config import EvaluationConfig, PolicyConfig, SftConfig, read_yaml
+from awpo.config import EvaluationConfig, PolicyConfig, SftConfig
 from awpo.models import preset_names, resolve_model
+from awpo.settings import read_yaml
 
 INFRA = Path(__file__).resolve().parents[2] / "infra"
 SECTIONS = {"sft": SftConfig, "policy": PolicyConfig, "evaluation": EvaluationConfig}
