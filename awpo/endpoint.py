@@ -14,7 +14,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,11 +27,10 @@ import openai
 
 from awpo.config import EndpointConfig
 from awpo.endpoint_cache import CachedAnswer, EndpointCache, request_key, shared_cache_file
+from awpo.endpoint_connections import Connections, Refused
 from awpo.endpoint_limits import Budget, RateLimiter, Usage, estimated_tokens
 from awpo.errors import UserError
 
-LARGEST_RESPONSE = 8 * 2**20
-"""Bytes of one response; past them the answer is refused, whatever the server still has to say."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds: the pause before try n + 1 is drawn from [0, min(LONGEST_PAUSE, FIRST_PAUSE * 2^n)] ("full jitter")."""
 LONGEST_RETRY_AFTER = 300.0
@@ -68,36 +67,6 @@ class Reply:
     cached: bool = False
 
 
-class _Refused(openai.OpenAIError):
-    """Raised while a response is read; passes through the openai client as it is."""
-
-
-class _BoundedStream(httpx2.AsyncByteStream):
-    """A response's body that refuses to be longer than `LARGEST_RESPONSE`."""
-
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
-        self.inner = inner
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self.inner:
-            size += len(chunk)
-            if size > LARGEST_RESPONSE:
-                raise _Refused(f"its response is longer than {LARGEST_RESPONSE} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-async def _bound(response: httpx2.Response) -> None:
-    # Asked for as it is, so that what is counted is what is kept: a small compressed body may unpack to gigabytes.
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise _Refused("it compresses its response though asked not to")
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedStream(response.stream)
-
-
 class Endpoint:
     """A chat endpoint. Usable from one event loop after another, as `asyncio.run` makes them; close it in each.
 
@@ -123,7 +92,7 @@ class Endpoint:
         self._key = key or "none"
         self._random = random.Random(int(os.environ.get("RANK", 0)) if seed is None else seed)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: openai.AsyncOpenAI | None = None
+        self._connections: Connections | None = None
         self._slots = asyncio.Semaphore(config.concurrency)
         self._not_before = 0.0  # time.monotonic() before which a Retry-After forbids requests
         self._length_option = "max_tokens"
@@ -148,31 +117,20 @@ class Endpoint:
 
     async def close(self) -> None:
         """Closes the connections of the running event loop; the next `chat` opens new ones."""
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.close()
+        connections, self._connections = self._connections, None
+        if connections is not None and self._loop is asyncio.get_running_loop():
+            await connections.close()
 
-    def _connect(self) -> openai.AsyncOpenAI:
+    def _connect(self) -> Connections:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        if self._connections is None or self._loop is not loop:
             self._loop = loop
             self._slots = asyncio.Semaphore(self.config.concurrency)
             self._turns = WeakValueDictionary()
             self._rates.begin()
             self._budget.begin()
-            self._client = openai.AsyncOpenAI(
-                base_url=self.config.base_url,
-                api_key=self._key,
-                max_retries=0,
-                timeout=self.config.timeout_seconds,
-                http_client=openai.DefaultAsyncHttpxClient(
-                    follow_redirects=False,
-                    event_hooks={"response": [_bound]},
-                    limits=httpx2.Limits(max_connections=self.config.concurrency),
-                ),
-                default_headers={"Accept-Encoding": "identity"},
-            )
-        return self._client
+            self._connections = Connections(self.config, self._key)
+        return self._connections
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The answer's text; see `ask`."""
@@ -194,9 +152,9 @@ class Endpoint:
         SpendingLimitReached where the budget may not suffice.
         """
         request = self._request(messages, options)
-        client = self._connect()
+        connections = self._connect()
         if self._cache is None:
-            answer = await self._try(client, request)
+            answer = await self._try(connections, request)
             return Reply(answer.text, answer.finish)
         key = request_key(self.config.base_url, request, draw)
         turn = self._turns.setdefault(key, asyncio.Lock())
@@ -204,7 +162,7 @@ class Endpoint:
             if known := self._cache.get(key):
                 self.usage.cache_hits += 1
                 return Reply(known.text, known.finish, cached=True)
-            answer = await self._try(client, request)
+            answer = await self._try(connections, request)
             if keep is None or keep(answer.text):
                 self._cache.put(key, str(request["model"]), answer)
             return Reply(answer.text, answer.finish)
@@ -231,7 +189,7 @@ class Endpoint:
             **options,
         }
 
-    async def _try(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
+    async def _try(self, connections: Connections, request: Mapping[str, Any]) -> CachedAnswer:
         """The answer of one of `config.attempts` tries."""
         failure: EndpointError | None = None
         for attempt in range(self.config.attempts):
@@ -243,7 +201,7 @@ class Endpoint:
                 while (wait := self._not_before - time.monotonic()) > 0:
                     await asyncio.sleep(wait + self._random.uniform(0, FIRST_PAUSE))
                 try:
-                    return await self._ask_within_limits(client, request)
+                    return await self._ask_within_limits(connections, request)
                 except (TimeoutError, openai.APITimeoutError):
                     failure = self._error(f"gave no answer within {self.config.timeout_seconds:g} s")
                 except openai.APIStatusError as error:
@@ -255,7 +213,7 @@ class Endpoint:
                 except openai.APIConnectionError as error:
                     reason = str(error.__cause__ or error) or type(error.__cause__).__name__
                     failure = self._error(f"cannot be reached ({reason}); is it running, is base_url right?")
-                except _Refused as error:
+                except Refused as error:
                     self.usage.failures += 1
                     raise self._error(f"cannot be used: {error}") from None
         assert failure is not None  # attempts >= 1
@@ -263,7 +221,7 @@ class Endpoint:
         tries = f" (the last of {self.config.attempts} tries)" if self.config.attempts > 1 else ""
         raise EndpointError(f"{failure}{tries}", failure.status)
 
-    async def _ask_within_limits(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
+    async def _ask_within_limits(self, connections: Connections, request: Mapping[str, Any]) -> CachedAnswer:
         """One try: waits for its turn, pays for it, sets the time limit and counts."""
         prompt, longest = estimated_tokens(request["messages"]), int(request["max_tokens"])
         await self._budget.reserve(prompt, longest)
@@ -275,7 +233,7 @@ class Endpoint:
             spent = (prompt, longest)  # until it is known better: an answer that never came may be charged
             try:
                 async with asyncio.timeout(self.config.timeout_seconds):
-                    answer = await self._ask(client, request)
+                    answer = await self._ask(connections, request)
             except openai.APIStatusError:
                 spent = (0, 0)
                 raise
@@ -290,29 +248,30 @@ class Endpoint:
         finally:
             await self._budget.settle((prompt, longest), spent)
 
-    async def _ask(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> CachedAnswer:
+    async def _ask(self, connections: Connections, request: Mapping[str, Any]) -> CachedAnswer:
         # Sent as it is: the fields are the server's matter, not that of the client library's version. In ASCII, as a
         # source's lone surrogate would not encode.
         fields = {self._length_option if name == "max_tokens" else name: value for name, value in request.items()}
         body, headers = json.dumps(fields).encode("ascii"), {"Content-Type": "application/json"}
         try:
-            response = await client.post(
-                "/chat/completions", cast_to=httpx2.Response, content=body, options={"headers": headers}
-            )
+            with connections.borrow() as client:
+                response = await client.post(
+                    "/chat/completions", cast_to=httpx2.Response, content=body, options={"headers": headers}
+                )
         except openai.BadRequestError as error:
             if self._length_option == "max_tokens" and "max_completion_tokens" in error.response.text:
                 self._length_option = "max_completion_tokens"  # OpenAI's reasoning models know no other name
-                return await self._ask(client, request)
+                return await self._ask(connections, request)
             raise
         try:
             value = response.json()
             choice = value["choices"][0]
             text = choice["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise _Refused(f"it is not a chat completion: {self._excerpt(response.text)}") from None
+            raise Refused(f"it is not a chat completion: {self._excerpt(response.text)}") from None
         finish = choice.get("finish_reason")
         if not isinstance(text, str) or not text.strip():
-            raise _Refused(f"its answer holds no text (finish_reason {finish!r})")
+            raise Refused(f"its answer holds no text (finish_reason {finish!r})")
         text = text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, files cannot hold them
         tokens = _told_tokens(value.get("usage"))
         if tokens is None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import awpo.endpoint
+import awpo.endpoint_connections
 from awpo.config import EndpointConfig
 from awpo.endpoint import Endpoint, EndpointError, retry_after
 from awpo.errors import UserError
@@ -259,7 +260,7 @@ def test_an_answer_without_text_is_an_error_that_names_the_reason(serve: Any, te
 
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_response_without_end_is_cut_off(serve: Any, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    monkeypatch.setattr(awpo.endpoint, "LARGEST_RESPONSE", 1000)
+    monkeypatch.setattr(awpo.endpoint_connections, "LARGEST_RESPONSE", 1000)
     server = serve(lambda number, body: (status, {}, serve.answer("x" * 100_000)[2]))
     with pytest.raises(EndpointError, match="longer than 1000 bytes"):
         ask(Endpoint(config(server.url)))
