@@ -16,6 +16,7 @@ from awpo.config import (
     RationaleConfig,
     SftConfig,
 )
+from awpo.data.settings import DecomposeConfig
 from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
@@ -52,6 +53,9 @@ class PipelineSettings(Settings):
 
     data: str | None = Field(None, description="Source file or folder; none: the embedded corpus")
     format: str = Field("auto", description="Format of the source")
+    decomposition: DecomposeConfig = Field(
+        default_factory=DecomposeConfig, description="How dialogues become instances"
+    )
     model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
     methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
     init: Init = Field("sft", description="Where policy training starts")
@@ -114,6 +118,9 @@ class StudySettings(Settings):
     seeds: tuple[int, ...] = Field((0, 1, 2, 3, 4), min_length=1, description="Seeds of each cell")
     data: str | None = Field(None, description="Source file or folder; none: the embedded corpus")
     format: str = Field("auto", description="Format of the source")
+    decomposition: DecomposeConfig = Field(
+        default_factory=DecomposeConfig, description="How dialogues become instances"
+    )
     init: Init = Field("sft", description="Where policy training starts")
     corpus: CorpusConfig = Field(default_factory=CorpusConfig, description="The embedded corpus")
     rationales: RationaleConfig = Field(default_factory=RationaleConfig, description="Reference rationales")
@@ -139,6 +146,8 @@ class StudySettings(Settings):
         found: dict[str, Any] = {"model": self.model, "init": self.init}
         for name, (settings, left_out) in stages.items():
             found[name] = settings.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
+        if decomposition := self.decomposition.model_dump(mode="json", exclude_defaults=True):
+            found["decomposition"] = decomposition
         return found
 
     def quick(self) -> StudySettings:

@@ -93,7 +93,7 @@ class Settled:
 def prepare_instances(layout: Layout, settings: PipelineSettings, tracking: Tracking) -> Path:
     """Source or embedded corpus -> instances -> rationales; returns the folder of instances with rationales."""
     source = Path(settings.data) if settings.data else write_corpus(layout.corpus, settings.corpus, tracking)
-    instances = decompose(source, layout.instances, settings.format, tracking)
+    instances = decompose(source, layout.instances, settings.format, settings.decomposition, tracking)
     return write_rationales(instances, layout.rationales, settings.rationales, tracking)
 
 

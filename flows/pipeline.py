@@ -12,6 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.data.settings import DecomposeConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import (
     AT_ONCE,
@@ -41,6 +42,7 @@ def pipeline(
     out: str = "runs/pipeline",
     data: str | None = None,
     format: str = "auto",
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     model: ModelName | str = DEMO.model,
     methods: list[MethodName] = DEMO_METHODS,
     init: Init = DEMO.init,
@@ -57,6 +59,7 @@ def pipeline(
         out: Folder of the results, made where it is missing
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        decomposition: How dialogues become instances
         model: Starting model: a preset's name, or the folder of a checkpoint
         methods: Methods to train by; the base model and SFT are evaluated beside them
         init: Where policy training starts: from the base model or from SFT
@@ -70,6 +73,7 @@ def pipeline(
     settings = PipelineSettings(
         data=data,
         format=format,
+        decomposition=decomposition,
         model=model,
         methods=tuple(methods),
         init=init,

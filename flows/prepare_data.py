@@ -12,6 +12,7 @@ from prefect import flow
 
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
+from awpo.data.settings import DecomposeConfig
 from flows.parameters import read_pipeline
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, write_corpus
@@ -26,6 +27,7 @@ def prepare_data(
     out: str = "runs/data",
     source: str | None = None,
     format: str = "auto",
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     corpus: CorpusConfig = QUICK.corpus,
 ) -> dict[str, Any]:
     """Decomposes dialogues into instances, one per assistant step, in OUT/data/instances.
@@ -34,13 +36,19 @@ def prepare_data(
         out: Folder of the results, made where it is missing
         source: File or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        decomposition: How dialogues become instances: calls that fail their schema, masking
         corpus: The embedded corpus, where no source is given
     """
     layout = Layout(Path(out))
-    settings = {"source": source, "format": format, "corpus": corpus.model_dump(mode="json")}
+    settings = {
+        "source": source,
+        "format": format,
+        "decomposition": decomposition.model_dump(mode="json"),
+        "corpus": corpus.model_dump(mode="json"),
+    }
     with stops_its_tasks(), parent_run("prepare-data", layout.out, settings) as (tracking, run):
         where = Path(source) if source else write_corpus(layout.corpus, corpus, tracking)
-        instances = decompose(where, layout.instances, format, tracking)
+        instances = decompose(where, layout.instances, format, decomposition, tracking)
         manifest = read_manifest(instances)
     return {"folder": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
 

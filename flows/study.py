@@ -14,6 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.artifacts import input_identity
 from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.data.settings import DecomposeConfig
 from flows.parameters import Init, MethodName, ModelName, StudySettings, read_study
 from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
@@ -41,6 +42,7 @@ def study(
     seeds: list[int] = SEEDS,
     data: str | None = None,
     format: str = "auto",
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     init: Init = "sft",
     corpus: CorpusConfig = QUICK.corpus,
     rationales: RationaleConfig = QUICK.rationales,
@@ -62,6 +64,7 @@ def study(
         seeds: Seeds of model, SFT and policy training; data and evaluated items are the same for all
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        decomposition: How dialogues become instances
         init: Where policy training starts: from the base model or from SFT
         corpus: The embedded corpus, where no data are given
         rationales: Who writes the reference rationales
@@ -76,6 +79,7 @@ def study(
         seeds=tuple(seeds),
         data=data,
         format=format,
+        decomposition=decomposition,
         init=init,
         corpus=corpus,
         rationales=rationales,

@@ -12,6 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.data.settings import DecomposeConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import (
     AT_ONCE,
@@ -50,6 +51,7 @@ def sweep(
     seeds: list[int] = SEEDS,
     data: str | None = None,
     format: str = "auto",
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     init: Init = "sft",
     corpus: CorpusConfig = QUICK.corpus,
     rationales: RationaleConfig = QUICK.rationales,
@@ -66,6 +68,7 @@ def sweep(
         seeds: Seeds of model, SFT and policy training; data and evaluated items are the same for all
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        decomposition: How dialogues become instances
         init: Where policy training starts: from the base model or from SFT
         corpus: The embedded corpus, where no data are given
         rationales: Who writes the reference rationales
@@ -76,6 +79,7 @@ def sweep(
     common = PipelineSettings(
         data=data,
         format=format,
+        decomposition=decomposition,
         methods=tuple(methods),
         init=init,
         corpus=corpus,

@@ -39,7 +39,8 @@ def synthesize_rationales(
     with stops_its_tasks(), parent_run("synthesize-rationales", layout.out, settings) as (tracking, run):
         folder = Path(instances) if instances else layout.instances
         if not instances and read_manifest(folder) is None:
-            folder = decompose(write_corpus(layout.corpus, QUICK.corpus, tracking), folder, "auto", tracking)
+            corpus = write_corpus(layout.corpus, QUICK.corpus, tracking)
+            folder = decompose(corpus, folder, "auto", QUICK.decomposition, tracking)
         result = write_rationales(folder, layout.rationales, rationales, tracking)
         manifest = read_manifest(result)
     return {"folder": str(result), "run_id": run.run_id, **(manifest.counts if manifest else {})}

@@ -12,6 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.data.settings import DecomposeConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import AT_ONCE
 from flows.pipeline import run_pipeline
@@ -29,6 +30,7 @@ def train(
     out: str = "runs/train",
     data: str | None = None,
     format: str = "auto",
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     model: ModelName | str = QUICK.model,
     method: MethodName = "awpo",
     init: Init = "sft",
@@ -45,6 +47,7 @@ def train(
         out: Folder of the results, made where it is missing
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        decomposition: How dialogues become instances
         model: Starting model: a preset's name, or the folder of a checkpoint
         method: Method to train by
         init: Where policy training starts: from the base model or from SFT
@@ -58,6 +61,7 @@ def train(
     settings = PipelineSettings(
         data=data,
         format=format,
+        decomposition=decomposition,
         model=model,
         methods=(method,),
         init=init,

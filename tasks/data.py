@@ -8,13 +8,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import CorpusConfig, RationaleConfig
-from awpo.settings import Settings
+from awpo.data.settings import DecomposeConfig
 from tasks.stage_run import Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
 
-class DecomposeSettings(Settings):
-    """How a source is read."""
+class DecomposeSettings(DecomposeConfig):
+    """How a source is read, and how its dialogues become instances."""
 
     format: str = "auto"
 
@@ -33,7 +33,7 @@ def write_corpus(out: Path, config: CorpusConfig, tracking: Tracking) -> Path:
 
 
 @task(name="decompose", task_run_name="decompose {source.name}", cache_policy=NO_CACHE)
-def decompose(source: Path, out: Path, format: str, tracking: Tracking) -> Path:
+def decompose(source: Path, out: Path, format: str, config: DecomposeConfig, tracking: Tracking) -> Path:
     """The dialogues of `source` as instances in `out`; returns the folder.
 
     Raises UserError where the source is missing or of no known format. Rows that cannot be read are listed in
@@ -41,9 +41,10 @@ def decompose(source: Path, out: Path, format: str, tracking: Tracking) -> Path:
     """
     from awpo.data.decompose import decompose_source
 
-    work = Work("decompose", f"decompose {source.name}", out, {"source": source}, DecomposeSettings(format=format))
+    settings = DecomposeSettings(format=format, **dict(config))
+    work = Work("decompose", f"decompose {source.name}", out, {"source": source}, settings)
     with stage_run(work, tracking) as stage:
-        manifest = decompose_source(source, out, format=format, progress=stage.progress)
+        manifest = decompose_source(source, out, format=format, config=config, progress=stage.progress)
         stage.results(_numbers(manifest.counts))
         rejected = dict(manifest.counts.get("rejected", {}))
         if rejected:

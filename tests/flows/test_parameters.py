@@ -9,7 +9,7 @@ import pytest
 
 from awpo.errors import UserError
 from awpo.methods import METHODS
-from flows.parameters import PipelineSettings, check_policy_method, pipeline_presets, read_pipeline
+from flows.parameters import PipelineSettings, StudySettings, check_policy_method, pipeline_presets, read_pipeline
 from flows.pieces import Start, init_of
 from tasks.layout import Layout
 
@@ -95,3 +95,23 @@ def test_where_a_method_starts(method: str, init: str, expected: str, tmp_path: 
     assert init_of(method, init) == expected
     start = Start(read_pipeline("quick"), "tiny", Layout(tmp_path).cell("tiny", 0), tmp_path, "base", tmp_path / "sft")
     assert start.checkpoint(init_of(method, init)) == (str(tmp_path / "sft") if expected == "sft" else "base")
+
+
+def test_how_dialogues_become_instances_is_a_setting(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("decomposition: {invalid_calls: drop, masking: {share: 0.5}}\n")
+    found = read_pipeline(str(file)).decomposition
+    assert found.invalid_calls == "drop"
+    assert found.masking is not None
+    assert found.masking.share == 0.5
+    file.write_text("decomposition: {invalid_call: drop}\n")
+    with pytest.raises(UserError, match="did you mean 'invalid_calls'"):
+        read_pipeline(str(file))
+
+
+def test_a_study_is_the_same_as_before_where_nothing_of_decomposition_is_set() -> None:
+    # Finished cells are known by these settings: a key more would ask for all of them anew.
+    assert "decomposition" not in StudySettings().common()
+    changed = StudySettings.read({"decomposition": {"invalid_calls": "drop"}}, "here")
+    assert changed.common()["decomposition"] == {"invalid_calls": "drop"}
+    assert changed.pipeline(0).decomposition.invalid_calls == "drop"
