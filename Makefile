@@ -37,6 +37,9 @@ mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics 
 study: $(READY) ## What a noisy judge does, method by method: hours; goes on where it stood, see docs/study.md
 	$(BIN)/awpo study --cells docs/study/cells.csv
 
+bench-endpoint: $(READY) ## Judging over a slow endpoint against the ideal; a quiet machine, half a minute
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_endpoint.py
+
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve
 

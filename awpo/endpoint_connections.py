@@ -15,7 +15,7 @@ from awpo.config import EndpointConfig
 
 LARGEST_RESPONSE = 8 * 2**20
 """Bytes of one response; past them the answer is refused, whatever the server still has to say."""
-CONNECTIONS_PER_POOL = 8
+CONNECTIONS_PER_POOL = 4
 """A pool looks at all its idle connections for every request: at 64 at once that was half of the client's time."""
 
 

@@ -230,6 +230,7 @@ class EndpointJudge:
         self._first_draw = draw * config.samples
         self._cache: dict[str, Grades] = {}
         self._schema = True  # until the server refuses response_format
+        self._schema_taken = False  # it has answered with one
 
     async def score(self, items: Sequence[Judgement]) -> list[float]:
         """One score in [0, 1] or NaN per item; see `grade`."""
@@ -325,9 +326,11 @@ class EndpointJudge:
             return read_grades(text) is not None
 
         # What was answered without a schema in an earlier run need not be refused with it first.
-        if self._schema and self.endpoint.known(messages, draw=draw) is None:
+        if self._schema and (self._schema_taken or self.endpoint.known(messages, draw=draw) is None):
             try:
-                return (await self.endpoint.ask(messages, draw=draw, keep=keep, response_format=RESPONSE_FORMAT)).text
+                reply = await self.endpoint.ask(messages, draw=draw, keep=keep, response_format=RESPONSE_FORMAT)
+                self._schema_taken = True
+                return reply.text
             except EndpointError as error:
                 if error.status not in (400, 422):
                     raise

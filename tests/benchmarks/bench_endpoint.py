@@ -1,9 +1,10 @@
 """How close to ideal is a judge over a slow endpoint? No part of the tests: `make bench-endpoint`.
 
 2,000 different thoughts are judged against a server process that answers each request after 200 ms, 64 at once. The
-ideal is the same requests on the same machine without anything of ours: ceil(2000 / 64) x 0.2 s = 6.4 s. A second run,
-in a new process, has to make no request at all. What the client itself costs per request is printed beside it, since
-on a machine with other work that, and not waiting, is what the difference consists of.
+ideal is ceil(2000 / 64) x 0.2 s = 6.4 s. A second run, in a new process, has to make no request at all.
+
+Beside it stands a floor, measured before and after: the same bodies sent to the same server over 64 bare sockets. On a
+machine with other work it says how much of the difference is the machine's, as does the processor time per request.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from awpo.config import EndpointConfig, JudgeConfig
 from awpo.judge import EndpointJudge, Judgement
+from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 HERE = Path(__file__).resolve()
@@ -55,6 +57,32 @@ def judgements(count: int) -> list[Judgement]:
     return [Judgement(instance, Completion(f"Thought number {number}.", (call,), "")) for number in range(count)]
 
 
+async def bare(url: str, count: int, concurrency: int) -> None:
+    """The same requests over sockets, with nothing between."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    numbers = iter(judgements(count))
+
+    async def work() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for item in numbers:
+            messages = judge_messages(item.instance, item.completion, with_reference=True)
+            body = json.dumps({"model": "m", "messages": messages, "response_format": RESPONSE_FORMAT}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+        writer.close()
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+def floor_once(url: str, count: int, concurrency: int) -> dict[str, float]:
+    start, processor = time.perf_counter(), time.process_time()
+    asyncio.run(bare(url, count, concurrency))
+    return {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor}
+
+
 def judge_once(url: str, cache: str, count: int, concurrency: int) -> dict[str, float]:
     endpoint = EndpointConfig(base_url=url, model="m", concurrency=concurrency, timeout_seconds=60, cache=cache)
     judge = EndpointJudge(JudgeConfig(kind="endpoint", endpoint=endpoint, deadline_seconds=3600))
@@ -71,31 +99,48 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--latency", type=float, default=0.2)
+    parser.add_argument("--floor", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--once", nargs=2, metavar=("URL", "CACHE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
         print(json.dumps(judge_once(*arguments.once, arguments.count, arguments.concurrency)))
         return
+    if arguments.floor:
+        print(json.dumps(floor_once(arguments.floor, arguments.count, arguments.concurrency)))
+        return
     ideal = math.ceil(arguments.count / arguments.concurrency) * arguments.latency
     with fault_server() as server, tempfile.TemporaryDirectory() as folder:
         server.script(default={"do": "answer", "text": GRADES, "delay": arguments.latency})
-        command = [sys.executable, str(HERE), "--once", server.url, f"{folder}/cache"]
-        command += ["--count", str(arguments.count), "--concurrency", str(arguments.concurrency)]
-        first, second = (
-            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(2)
-        )
-        served = len(server.log())
+        sizes = ["--count", str(arguments.count), "--concurrency", str(arguments.concurrency)]
+
+        def process(*what: str) -> dict[str, float]:
+            command = [sys.executable, str(HERE), *what, *sizes]
+            found: dict[str, float] = json.loads(
+                subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            )
+            return found
+
+        before = process("--floor", server.url)
+        first = process("--once", server.url, f"{folder}/cache")
+        after = process("--floor", server.url)
+        served = len(server.log()) - 2 * arguments.count
+        second = process("--once", server.url, f"{folder}/cache")
+        served_twice = len(server.log()) - 2 * arguments.count - served
+    floor = (before["seconds"] + after["seconds"]) / 2
     ratio = first["seconds"] / ideal
     print(f"{arguments.count} judgements, {arguments.concurrency} at once, {arguments.latency * 1000:.0f} ms each")
     print(f"ideal      {ideal:7.2f} s")
-    print(f"first run  {first['seconds']:7.2f} s   {ratio:.2f} times the ideal (goal: at most 1.10)")
+    print(f"floor      {floor:7.2f} s   (before {before['seconds']:.2f} s, after {after['seconds']:.2f} s)")
+    print(
+        f"first run  {first['seconds']:7.2f} s   {ratio:.2f} times the ideal (goal: at most 1.10), {first['seconds'] / floor:.2f} times the floor"
+    )
     print(
         f"           {first['processor']:7.2f} s of the processor, {first['processor'] / arguments.count * 1e6:.0f} us each"
     )
     print(
-        f"second run {second['seconds']:7.2f} s   {second['requests']:.0f} requests (goal: 0); {served} served in all"
+        f"second run {second['seconds']:7.2f} s   {second['requests']:.0f} requests (goal: 0); {served} served in the first"
     )
-    if second["requests"] or served != arguments.count:
+    if second["requests"] or served_twice or served != arguments.count:
         sys.exit("failed: a judgement was paid for twice")
 
 
