@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,20 +125,44 @@ def rationales(
         str | None, typer.Option(help="Base URL of an OpenAI-compatible endpoint, ending in /v1.")
     ] = None,
     endpoint_model: Annotated[str | None, typer.Option(help="Model to ask the endpoint for.")] = None,
+    writer: Annotated[
+        str | None, typer.Option(help="Preset of infra/presets/endpoints, or a YAML file, in place of those two.")
+    ] = None,
+    spending_limit: Annotated[float | None, typer.Option(help="Most to spend; needs the writer's prices.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would take.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Writes a reference rationale for each instance: offline, or by an endpoint (its key in OPENAI_API_KEY)."""
+    """Writes a reference rationale for each instance: offline, or by an endpoint (its key in the environment)."""
     from flows.preflight import check_file, check_out
 
     check_file(instances, "folder of instances")
-    check_out(out, needed=0.2)
     if (endpoint is None) != (endpoint_model is None):
         raise UserError("an endpoint needs both --endpoint and --endpoint-model")
+    if writer and endpoint:
+        raise UserError("--writer and --endpoint name two writers; give one")
     from awpo.config import RationaleConfig
+    from awpo.data.rationales import estimate as estimate_rationales
     from awpo.data.rationales import write_rationales
+    from awpo.endpoint_presets import read_endpoint
 
-    asked = {"writer": "endpoint", "endpoint": {"base_url": endpoint, "model": endpoint_model}} if endpoint else {}
-    config = RationaleConfig.read(asked, "awpo data rationales")
+    asked: dict[str, Any] = {"base_url": endpoint, "model": endpoint_model} if endpoint else {}
+    if writer:
+        asked = read_endpoint(writer).model_dump()
+    if spending_limit is not None:
+        asked["spending_limit"] = spending_limit
+    settings = {"writer": "endpoint", "endpoint": asked} if asked else {}
+    config = RationaleConfig.read(settings, "awpo data rationales")
+    if config.endpoint:
+        found = estimate_rationales(instances, out, config)
+        if estimate and as_json and found:
+            print_json(asdict(found))
+            return
+        typer.echo(f"{config.endpoint.model}: {found}", err=not estimate)
+    if estimate:
+        if not config.endpoint:
+            typer.echo("the offline writer asks nobody and costs nothing")
+        return
+    check_out(out, needed=0.2)
     _stage(
         "write rationales", out, as_json, lambda progress: write_rationales(instances, out, config, progress=progress)
     )
