@@ -340,6 +340,7 @@ print(write_rationales(Path(sys.argv[1]), Path(sys.argv[2]), config).counts["wri
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_nothing_that_was_answered_and_asks_nothing_again(
     folder: Any, tmp_path: Path, faults: Any
 ) -> None:
