@@ -39,7 +39,7 @@ _TAG = re.compile(r"</?(?:think|tool_call|response|obs)>")
 _GIVEN_AWAY = re.compile(
     r"\b(?:reference|expert(?:'s)?|given|provided|target|expected|ground[- ]truth|gold(?:en)?|shown)"
     r" (?:action|answer|tool call|call|rationale|solution|output)s?\b"
-    r"|\bthe reference\b|\bas (?:given|shown|provided) in the (?:action|answer)\b"
+    r"|\bthe reference(?=[.,;:!?]| (?:is|was|says|shows|gives|agrees|calls|uses|does|has)\b)|\bas (?:given|shown|provided) in the (?:action|answer)\b"
     r"|\bthe action (?:that )?(?:was |is )?(?:given|shown|provided|taken)\b",
     re.IGNORECASE,
 )
@@ -55,6 +55,7 @@ _FUNCTION_WORDS = frozenset(
         "first next before after both each other any all user"
     )
 )
+_WHOLE = re.compile(r"-?\d+\.0+")
 _DECODER = json.JSONDecoder()
 _MOST_OBJECTS = 64
 
@@ -185,8 +186,10 @@ def _is_mentioned(value: Any, present: set[str]) -> bool | None:
     """Whether half of a value's words are present; None for what a thought need not spell: booleans, null, ""."""
     if value is None or isinstance(value, bool):
         return None
-    whole = isinstance(value, float) and value.is_integer()
-    words = WORD.findall(normalise(str(int(value) if whole else value)))
+    text = str(value)
+    if _WHOLE.fullmatch(text):  # 101.0, be it a number or a text, is mentioned as 101
+        text = text.partition(".")[0]
+    words = WORD.findall(normalise(text))
     return 2 * sum(word in present for word in words) >= len(words) if words else None
 
 

@@ -82,6 +82,8 @@ def test_answers_that_do_not_pass_are_refused_with_the_reason(answer: str, reaso
 
 KEPT = [
     (SUM, "The set {1, 2} does not matter here: add takes a as 41, which is what the user gave."),
+    (SUM, "The user gives 41 as the reference number, so add takes it as a."),
+    (calls(ToolCall("add", {"a": "41.0"})), GOOD),
     (SUM, "The user expects an answer soon, so I use add with 41."),
     (SUM, "I use add (the only tool that sums) with 41."),
     (calls(ToolCall("now", {})), "The user asks for the time, which now gives."),
