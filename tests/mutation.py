@@ -44,6 +44,8 @@ CPU_SECONDS = 240
 EQUIVALENT: dict[str, str] = {
     "clipping.shrinking: nan=1.0 -> nan=2.0": "1 - 2 is below 0, and clamped to the same 0",
     "advantages.compare_rewards: batch.reasoning_PG.abs() -> batch.reasoning_PG": "a reasoning reward is never negative",
+    "advantages.compare_rewards: valid_PG.sum(dim=1).clamp(min=1) -> valid_PG.sum(dim=1)": "a group without a valid rollout then has the mean NaN, which both of its uses mask",
+    "advantages.compare_rewards: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, which both of its uses mask",
     "advantages.dara: (density_K.max() / density_K).sqrt().where(density_K > 0, 1) -> (density_K.max() / density_K).sqrt()": "a reward that varies nowhere has no positive advantage that its weight could meet",
     "advantages.dara: (density_K.max() / density_K).sqrt().where(density_K > 0, 1) -> (density_K.max() / density_K).sqrt().where(density_K > 0, 2)": "a reward that varies nowhere has no positive advantage that its weight could meet",
     "advantages.dara: (density_K.max() / density_K).sqrt().where(density_K > 0, 1) -> (density_K.max() / density_K).sqrt().where(density_K > 0, 0)": "a reward that varies nowhere has no positive advantage that its weight could meet",

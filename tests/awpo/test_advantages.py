@@ -511,6 +511,16 @@ def test_daras_weight_is_at_most_four():
     assert first(result) == near([(5 - mean) / std, (-2 - mean) / std])
 
 
+def test_for_dara_a_reward_varies_in_a_group_though_one_rollout_stands_at_its_mean():
+    # format: +-sqrt 1.5 and 0 between them, in one group of two: w = sqrt 2; correct: sqrt 2, -sqrt 1/2, -sqrt 1/2
+    result = decoupled("dara", [[1, 0.5, 0], [1, 1, 1]], [[1, 0, 0]] * 2, [[1, 1, 1]] * 2)
+    alone = [math.sqrt(2), -math.sqrt(0.5), -math.sqrt(0.5)]
+    total = [math.sqrt(2) * math.sqrt(1.5) + alone[0], alone[1], -math.sqrt(1.5) + alone[2], *alone]
+    mean = sum(total) / 6
+    std = math.sqrt(sum((x - mean) ** 2 for x in total) / 6)
+    assert result.advantages.flatten().tolist() == near([(x - mean) / std for x in total])
+
+
 def test_for_dara_a_failing_judge_is_not_a_sparse_one():
     # reasoning varies wherever it is known: weight 1, although it is known in half of the groups only
     result = decoupled("dara", [[1, 0]] * 2, [[0, 0]] * 2, [[1, 0], [NAN, 0]])
@@ -653,9 +663,20 @@ def test_the_ends_of_the_range_have_a_tolerance_of_their_own_size():
                         run("grpo", [[end, 0]], r_min=-bound, r_max=bound)
                 else:
                     run("grpo", [[end, 0]], r_min=-bound, r_max=bound)
-    with pytest.raises(ValueError, match="'outcome'"):  # never finer than the bound 1
-        run("grpo", [[0.5 + 1.1e-5, 0]], r_max=0.5)
-    run("grpo", [[0.5 + 0.9e-5, 0]], r_max=0.5)
+    for end in (0.5, -0.5):  # never finer than that of a bound of 1
+        with pytest.raises(ValueError, match="'outcome'"):
+            run("grpo", [[end + math.copysign(1.1e-5, end), 0]], r_min=-0.5, r_max=0.5)
+        run("grpo", [[end + math.copysign(0.9e-5, end), 0]], r_min=-0.5, r_max=0.5)
+    run("grpo", [[4 + 1e-5 * 4, -3 - 1e-5 * 3]])  # met exactly
+
+
+def test_a_reward_that_no_method_knows_need_only_be_a_number():
+    rewards = {"outcome": torch.tensor([[1.0, -1]]), "style": torch.tensor([[-1e6, 1e6]])}
+    bounds = {"r_min": torch.tensor([-3.0]), "r_max": torch.tensor([4.0])}
+    assert first(estimate("grpo", rewards, **bounds)) == near([1, -1])
+    for value in (NAN, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="'style' of prompt 0, rollout 1"):
+            estimate("grpo", {**rewards, "style": torch.tensor([[0.0, value]])}, **bounds)
 
 
 def test_rounding_at_the_ends_of_the_range_is_not_refused():
