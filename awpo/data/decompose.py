@@ -6,25 +6,29 @@ earlier thoughts, and step i as its target; the thought that the source gives fo
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import Counter
+import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from awpo.artifacts import Manifest, open_stage
 from awpo.data import store
-from awpo.data.masking import kinds_of, mask_dialogue
-from awpo.data.rows import Rows, source_identity
+from awpo.data.instance_rows import Texts, dialogue_rows
+from awpo.data.masking import mask_dialogue
+from awpo.data.parts import part_bytes
+from awpo.data.rows import Row, Rows, data_files, source_identity
 from awpo.data.settings import DecomposeConfig
 from awpo.data.sources import Rejected, RowError, Source, detect, get_source, read_row
-from awpo.data.sources.base import dialogue_hash
 from awpo.data.splits import assign_splits, split_of
+from awpo.data.tally import Tally
 from awpo.data.validation import Fault, first_fault
 from awpo.errors import UserError
 from awpo.events import Progress, silent
-from awpo.types import Dialogue, Instance, Message, Tool, ToolCall
+from awpo.types import Dialogue, Instance, Message, Split, Tool, ToolCall
 
 VERSION = 2
 REJECTED = "rejected.jsonl"
@@ -137,39 +141,61 @@ def invalid_calls(dialogue: Dialogue, *, last_step_only: bool = False) -> list[t
     return found
 
 
-class _Tally:
-    """Counts of one run over a source; the sums are checked when it ends."""
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A row as a checked dialogue, with the hash of its content and its calls that don't fit their schemas."""
 
-    def __init__(self) -> None:
-        self.rows = self.dialogues = self.instances = 0
-        self.invalid: dict[str, Counter[str]] = {}
-        self.masked: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()
-        self.split: Counter[str] = Counter()
-        self.kind: Counter[str] = Counter()
-        self.source: Counter[str] = Counter()
+    dialogue: Dialogue
+    texts: Texts
+    content: str
+    invalid: list[tuple[int, ToolCall, Fault]]
 
-    def add(self, instances: list[Instance]) -> None:
-        self.dialogues += 1
-        self.instances += len(instances)
-        for instance in instances:
-            self.split[instance.split] += 1
-            self.kind[instance.kind] += 1
-            self.source[instance.source] += 1
+    def invalid_lines(self, row: Row) -> Iterator[dict[str, Any]]:
+        """The lines of invalid_calls.jsonl."""
+        for index, call, fault in self.invalid:
+            line = {"file": row.file, "row": row.number, "source": self.dialogue.source, "message": index}
+            yield line | {"tool": call.name, "reason": fault.reason, "where": fault.where, "detail": fault.detail}
 
-    def to_json(self) -> dict[str, Any]:
-        assert self.rows == self.dialogues + self.rejected.total(), "a row was neither read nor rejected"
-        return {
-            "rows_read": self.rows,
-            "dialogues": self.dialogues,
-            "instances": self.instances,
-            "rejected": dict(self.rejected.most_common()),
-            "invalid_calls": {source: dict(reasons.most_common()) for source, reasons in sorted(self.invalid.items())},
-            "dialogues_masked": dict(sorted(self.masked.items())),
-            "instances_by_split": dict(sorted(self.split.items())),
-            "instances_by_kind": dict(sorted(self.kind.items())),
-            "instances_by_source": dict(sorted(self.source.items())),
-        }
+
+def id_hash(dialogue_id: str) -> int:
+    """64 bits that stand for a dialogue's id."""
+    return int.from_bytes(hashlib.sha256(dialogue_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def examine(row: Row, reader: Source) -> Examined | Rejected:
+    """A row as a dialogue that can be decomposed, or as rejected with the reason; depends on the row alone."""
+    dialogue = read_row(row, reader)
+    if isinstance(dialogue, Rejected):
+        return dialogue
+    try:
+        dialogue = check_dialogue(dialogue)
+        texts = Texts(dialogue)
+        invalid = invalid_calls(dialogue, last_step_only=reader.last_step_only)
+        return Examined(dialogue, texts, texts.content_hash(), invalid)
+    except RowError as error:
+        return Rejected(row.number, error.reason, error.detail, row.file)
+    except RecursionError:
+        return Rejected(row.number, "nested too deeply", "", row.file)
+
+
+def unusable(row: Row, found: Examined) -> Rejected:
+    """The row of a dialogue that is dropped because of a call."""
+    index, call, fault = found.invalid[0]
+    return Rejected(row.number, INVALID, f"message {index}, {call.name:.80}: {fault}", row.file)
+
+
+def cut_rows(texts: Texts, split: Split, reader: Source, config: DecomposeConfig) -> list[dict[str, Any]]:
+    """The rows of a dialogue's instances, masked where that is asked for. Raises UserError where no file can hold them."""
+    dialogue = texts.of if texts.of.split == split else replace(texts.of, split=split)
+    texts = texts.with_split(dialogue)
+    if config.masking is not None and split == "train":
+        dialogue = mask_dialogue(dialogue, config.masking, last_step_only=reader.last_step_only)
+        texts = Texts(dialogue)
+    try:
+        return dialogue_rows(texts, reader.last_step_only)
+    except ValueError:
+        # The slow way says of which instance it is.
+        return [store.instance_row(instance) for instance in _cut(dialogue, reader.last_step_only)]
 
 
 def decompose_source(
@@ -179,6 +205,7 @@ def decompose_source(
     format: str = "auto",
     config: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     progress: Progress = silent,
+    workers: int | None = None,
 ) -> Manifest:
     """Stage "decompose": reads a source file (or a folder of them) and writes its instances into `out`.
 
@@ -187,9 +214,12 @@ def decompose_source(
     rows_read = dialogues + the sum of rejected; instances, also by split, kind and source; invalid_calls by source and
     reason. With `config.invalid_calls` "drop" a dialogue with such a call is rejected, else it is used.
     With `config.masking` dialogues of the training split are masked (`awpo.data.masking`): their source's label says
-    how, dialogues_masked counts them by kind. A row that repeats an earlier one is rejected; so is one that repeats an earlier dialogue's id, in
-    formats where a row is a dialogue. Both are known by hash, which takes about 100 bytes of memory a dialogue.
-    `progress` counts bytes of the source. A finished result of the same source and versions is returned as it is.
+    how, dialogues_masked counts them by kind. A row that repeats an earlier one is rejected; so is one that repeats an
+    earlier dialogue's id, in formats where a row is a dialogue. `progress` counts bytes of the source. A finished
+    result of the same source and versions is returned as it is.
+
+    A source of more than `parts.PART_BYTES` is decomposed in parts by `workers` processes, all cores where none is
+    named (`awpo.data.shards`): memory does not depend on its size, and a run that was killed goes on where it was.
 
     Raises UserError where the source cannot be read, is in no known format, or has no usable row.
     """
@@ -204,31 +234,15 @@ def decompose_source(
     with open_stage(out, "decompose", {"source": source_identity(source)}, identity) as stage:
         if stage.finished:
             return stage.manifest
-        rows, tally = Rows(source), _Tally()
-        with (
-            open(stage.folder / REJECTED, "w", encoding="utf-8", errors="backslashreplace") as rejected_file,
-            open(stage.folder / INVALID_CALLS, "w", encoding="utf-8", errors="backslashreplace") as invalid_file,
-        ):
+        rows = Rows(source)
+        if rows.total > part_bytes(rows.total):
+            from awpo.data import shards  # which asks for this module in other processes
 
-            def usable() -> Iterator[Dialogue]:
-                drop = config.invalid_calls == "drop"
-                for item in _usable_dialogues(rows, reader, tally, progress, invalid_file, drop):
-                    if isinstance(item, Dialogue):
-                        yield item
-                    else:
-                        tally.rejected[item.reason] += 1
-                        rejected_file.write(json.dumps(item.to_json(), ensure_ascii=False) + "\n")
-
-            def instances() -> Iterator[Instance]:
-                for dialogue in assign_splits(usable()):
-                    if config.masking is not None and dialogue.split == "train":
-                        dialogue = mask_dialogue(dialogue, config.masking, last_step_only=reader.last_step_only)
-                        tally.masked.update(kinds_of(dialogue.source))
-                    cut = _cut(dialogue, reader.last_step_only)
-                    tally.add(cut)
-                    yield from cut
-
-            store.write_instances(stage.folder, instances())
+            files = data_files(source)
+            tally = shards.decompose_parts(files, rows.total, stage.folder, reader, config, progress, workers)
+            shutil.rmtree(stage.folder / shards.FOLDER)
+        else:
+            tally = _decompose_rows(rows, stage.folder, reader, config, progress)
         if not tally.dialogues:
             reason, count = tally.rejected.most_common(1)[0]
             raise UserError(
@@ -238,45 +252,78 @@ def decompose_source(
         return stage.finish(tally.to_json())
 
 
+def _decompose_rows(rows: Rows, folder: Path, reader: Source, config: DecomposeConfig, progress: Progress) -> Tally:
+    """Decomposes a source in this process, into one shard after the other."""
+    tally = Tally()
+    with (
+        open(folder / REJECTED, "w", encoding="utf-8", errors="backslashreplace") as rejected_file,
+        open(folder / INVALID_CALLS, "w", encoding="utf-8", errors="backslashreplace") as invalid_file,
+    ):
+        texts: dict[int, Texts] = {}  # of the few dialogues that are underway, by their messages
+
+        def usable() -> Iterator[Dialogue]:
+            drop = config.invalid_calls == "drop"
+            for item in _usable_dialogues(rows, reader, tally, progress, invalid_file, drop):
+                if isinstance(item, Rejected):
+                    tally.rejected[item.reason] += 1
+                    rejected_file.write(json.dumps(item.to_json(), ensure_ascii=False) + "\n")
+                else:
+                    texts[id(item.dialogue.messages)] = item.texts
+                    yield item.dialogue
+
+        def instance_rows() -> Iterator[dict[str, Any]]:
+            for dialogue in assign_splits(usable()):
+                assert dialogue.split is not None
+                known = texts.pop(id(dialogue.messages)).with_split(dialogue)
+                cut = cut_rows(known, dialogue.split, reader, config)
+                tally.add(cut, masked=config.masking is not None)
+                yield from cut
+
+        store.write_rows(folder, instance_rows())
+    return tally
+
+
 def _usable_dialogues(
-    rows: Rows, reader: Source, tally: _Tally, progress: Progress, invalid_file: IO[str], drop: bool
-) -> Iterator[Dialogue | Rejected]:
+    rows: Rows, reader: Source, tally: Tally, progress: Progress, invalid_file: IO[str], drop: bool
+) -> Iterator[Examined | Rejected]:
     """Every row as a dialogue that can be decomposed and is no repetition, or as rejected.
 
     Calls that do not fit their schemas are written into `invalid_file`; `drop` rejects their dialogues.
     """
     contents: set[str] = set()
     ids: set[str] = set()
+    start = time.monotonic()
     for row in rows:
         tally.rows += 1
         if tally.rows % ROWS_PER_REPORT == 0:
-            progress(rows.done, rows.total, "bytes read")
-        dialogue = read_row(row, reader)
-        if isinstance(dialogue, Rejected):
-            yield dialogue
+            rate = rate_and_rest(tally.rows, rows.done, rows.total, time.monotonic() - start)
+            progress(rows.done, rows.total, f"bytes read · {rate}")
+        found = examine(row, reader)
+        if isinstance(found, Rejected):
+            yield found
             continue
-        try:
-            dialogue = check_dialogue(dialogue)
-            content = dialogue_hash(dialogue.tools, dialogue.messages)
-            if content in contents:
-                raise RowError("the same as an earlier row")
-            if dialogue.id in ids and not reader.last_step_only:
-                raise RowError("the id of an earlier dialogue", repr(dialogue.id)[:80])
-            invalid = invalid_calls(dialogue, last_step_only=reader.last_step_only)
-            for index, call, fault in invalid:
-                tally.invalid.setdefault(dialogue.source, Counter())[fault.reason] += 1
-                line = {"file": row.file, "row": row.number, "source": dialogue.source, "message": index}
-                line |= {"tool": call.name, "reason": fault.reason, "where": fault.where, "detail": fault.detail}
-                invalid_file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            if invalid and drop:
-                index, call, fault = invalid[0]
-                raise RowError(INVALID, f"message {index}, {call.name:.80}: {fault}")
-        except RowError as error:
-            yield Rejected(row.number, error.reason, error.detail, row.file)
+        name = found.dialogue.id
+        if found.content in contents:
+            yield Rejected(row.number, "the same as an earlier row", "", row.file)
             continue
-        except RecursionError:
-            yield Rejected(row.number, "nested too deeply", "", row.file)
+        if name in ids and not reader.last_step_only:
+            yield Rejected(row.number, "the id of an earlier dialogue", repr(name)[:80], row.file)
             continue
-        contents.add(content)
-        ids.add(dialogue.id)
-        yield dialogue
+        for line in found.invalid_lines(row):
+            tally.add_invalid(found.dialogue.source, line["reason"])
+            invalid_file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        if found.invalid and drop:
+            yield unusable(row, found)
+            continue
+        contents.add(found.content)
+        ids.add(name)
+        yield found
+
+
+def rate_and_rest(dialogues: int, done: int, total: int, seconds: float) -> str:
+    """How fast it goes and how long it will take: "1,234 dialogues/s, 2 min left"."""
+    if seconds <= 0 or done <= 0:
+        return ""
+    left = seconds * max(total - done, 0) / done
+    rest = f"{left / 3600:.1f} h" if left >= 5400 else f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+    return f"{dialogues / seconds:,.0f} dialogues/s, {rest} left"

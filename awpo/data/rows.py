@@ -13,7 +13,7 @@ import codecs
 import gzip
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +128,7 @@ class Rows:
             if first == b"[":
                 yield from _array_rows(path, file)
             elif first == b"{":
-                yield from _line_rows(path, file)
+                yield from line_rows(path.name, file)
             else:
                 raise UserError(
                     f"{path} begins with {start[:20]!r}; give a JSON array of rows, JSON lines (an object a line) or parquet"
@@ -141,40 +141,68 @@ class Rows:
                 unpacked.write(chunk)
             unpacked.seek(0)
             file = unpacked
-        try:
-            parquet = stack.enter_context(pq.ParquetFile(file))
-            _refuse_lossy_structs(path, parquet.schema_arrow)
-            number, size, total = 0, path.stat().st_size, max(parquet.metadata.num_rows, 1)
-            # Parquet is read from its end: the place in the file says nothing, the rows do.
-            self._position = lambda: size * number // total
-            for batch in parquet.iter_batches(batch_size=PARQUET_BATCH):
-                for value in batch.to_pylist():
-                    yield Row(path.name, number, value)
-                    number += 1
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} is not a whole parquet file ({reason}); fetch it again") from None
+        number, size, total = 0, path.stat().st_size, 1
+
+        def count(rows: int) -> None:
+            nonlocal total
+            total = max(rows, 1)
+
+        # Parquet is read from its end: the place in the file says nothing, the rows do.
+        self._position = lambda: size * number // total
+        for row in parquet_rows(path, file, counted=count):
+            yield row
+            number += 1
         if number == 0:
             raise UserError(f"{path} holds no rows; give a file that holds rows")
 
 
-def _line_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
-    decoder, number = StrictDecoder(), 0
-    for index, raw in enumerate(file):
-        line = raw.removeprefix(codecs.BOM_UTF8).strip() if index == 0 else raw.strip()
+def parquet_rows(
+    path: Path,
+    file: IO[bytes],
+    groups: Iterable[int] | None = None,
+    first_row: int = 0,
+    counted: Callable[[int], None] = lambda rows: None,
+) -> Iterator[Row]:
+    """The rows of a parquet file, or of some of its row groups, numbered from `first_row`; `counted` is told of all."""
+    try:
+        with pq.ParquetFile(file) as parquet:
+            refuse_lossy_structs(path, parquet.schema_arrow)
+            counted(parquet.metadata.num_rows)
+            chosen = None if groups is None else list(groups)
+            number = first_row
+            for batch in parquet.iter_batches(batch_size=PARQUET_BATCH, row_groups=chosen):
+                for value in batch.to_pylist():
+                    yield Row(path.name, number, value)
+                    number += 1
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is not a whole parquet file ({reason}); fetch it again") from None
+
+
+def line_rows(name: str, file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[Row]:
+    """The rows of a file of JSON lines, or of the lines that begin in [start, end), numbered from 0."""
+    decoder, number, at = StrictDecoder(), 0, start
+    if start:
+        file.seek(start - 1)
+        at += len(file.readline()) - 1  # the line that began before belongs to whoever reads up to `start`
+    for raw in file:
+        if end is not None and at >= end:
+            return
+        line = raw.removeprefix(codecs.BOM_UTF8).strip() if at == 0 else raw.strip()
+        at += len(raw)
         if not line:
             continue
         value, fault = None, None
         try:
             text = line.decode("utf-8")
-            value, end, fault = decoder.raw_decode(text)
-            if end != len(text):
-                fault = f"more text follows the JSON value: {text[end : end + 20]!r}"
+            value, stop, fault = decoder.raw_decode(text)
+            if stop != len(text):
+                fault = f"more text follows the JSON value: {text[stop : stop + 20]!r}"
         except UnicodeDecodeError:
             fault = "the line is not UTF-8"
         except ValueError as error:
             fault = str(error)
-        yield Row(path.name, number, None if fault else value, fault)
+        yield Row(name, number, None if fault else value, fault)
         number += 1
 
 
@@ -246,8 +274,8 @@ def _array_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
         raise UserError(f"{path}: text follows the array's end; give JSON lines or one array")
 
 
-def _refuse_lossy_structs(path: Path, schema: pa.Schema) -> None:
-    """Parquet gives every row of a struct the keys of all rows, null where the row had none: nothing tells them apart."""
+def refuse_lossy_structs(path: Path, schema: pa.Schema) -> None:
+    """Raises UserError where parquet loses something: it gives every row of a struct the keys of all rows, null where the row had none: nothing tells them apart."""
     todo: list[pa.Field] = list(schema)
     while todo:
         field = todo.pop()

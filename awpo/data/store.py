@@ -13,9 +13,9 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,8 @@ VERSION = 1
 ROWS_PER_GROUP = 1024
 BYTES_PER_GROUP = 32 * 2**20
 ROWS_PER_SHARD = 65536
+
+T = TypeVar("T")
 
 _VERSION_KEY = b"awpo.instances.version"
 SCHEMA = pa.schema(
@@ -50,7 +52,8 @@ SCHEMA = pa.schema(
 )
 
 
-def _message_to_json(message: Message) -> dict[str, Any]:
+def message_to_json(message: Message) -> dict[str, Any]:
+    """A message as it is stored: as in the OpenAI chat format, but that no content stays null."""
     # Message.to_json writes no content as "": right for a chat template, but here None must come back as None.
     value = {**message.to_json(), "content": message.content}
     if message.thought is not None:
@@ -60,7 +63,7 @@ def _message_to_json(message: Message) -> dict[str, Any]:
     return value
 
 
-def _row(instance: Instance) -> dict[str, Any]:
+def instance_row(instance: Instance) -> dict[str, Any]:
     try:
         row: dict[str, Any] = {
             "id": instance.id,
@@ -71,8 +74,8 @@ def _row(instance: Instance) -> dict[str, Any]:
             "split": instance.split,
             "kind": instance.kind,
             "tools": strict_json.dump([tool.to_json() for tool in instance.tools]),
-            "prompt": strict_json.dump([_message_to_json(message) for message in instance.prompt]),
-            "target": strict_json.dump(_message_to_json(instance.target)),
+            "prompt": strict_json.dump([message_to_json(message) for message in instance.prompt]),
+            "target": strict_json.dump(message_to_json(instance.target)),
             "rationale": instance.rationale,
         }
         for name in ("source", "dialogue_id", "rationale"):
@@ -89,13 +92,13 @@ def _row(instance: Instance) -> dict[str, Any]:
     return row
 
 
-class _ShardWriter:
+class ShardWriter:
     """Writes one shard; it appears under its name when closed without an error."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         self.path, self.rows = path, 0
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        noted = {f"awpo.{name}".encode(): value.encode() for name, value in metadata.items()}
+        noted = {f"awpo.{name}".encode(): value.encode() for name, value in (metadata or {}).items()}
         schema = SCHEMA.with_metadata({**(SCHEMA.metadata or {}), **noted})
         self._writer = pq.ParquetWriter(self._temporary, schema, compression="zstd", write_page_checksum=True)
         self._group: list[dict[str, Any]] = []
@@ -110,8 +113,16 @@ class _ShardWriter:
 
     def _flush(self) -> None:
         if self._group:
-            self._writer.write_table(pa.Table.from_pylist(self._group, SCHEMA))
+            columns = {name: [row[name] for row in self._group] for name in SCHEMA.names}
+            self._writer.write_table(pa.Table.from_pydict(columns, SCHEMA))
             self._group, self._bytes = [], 0
+
+    def add_table(self, table: pa.Table) -> None:
+        """Writes rows that are in the form of the schema already, as a row group of their own."""
+        self._flush()
+        if table.num_rows:
+            self._writer.write_table(table)
+            self.rows += table.num_rows
 
     def close(self) -> None:
         self._flush()
@@ -144,19 +155,24 @@ def write_instances(folder: Path, instances: Iterable[Instance], metadata: Mappi
     Raises UserError for an instance that no file can hold (NaN, a lone surrogate) or a folder that cannot be
     written. Nothing is left under a shard's name that is not whole.
     """
+    return write_rows(folder, map(instance_row, instances), metadata)
+
+
+def write_rows(folder: Path, rows: Iterable[dict[str, Any]], metadata: Mapping[str, str] | None = None) -> int:
+    """`write_instances` of instances that are rows already."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in [*folder.glob("instances-*.parquet"), *folder.glob(".instances-*.parquet.*.tmp")]:
             stale.unlink()
         count, number = 0, 0
-        shard = _ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
+        shard = ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
         try:
-            for instance in instances:
+            for row in rows:
                 if shard.rows >= ROWS_PER_SHARD:
                     shard.close()
                     number += 1
-                    shard = _ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
-                shard.add(_row(instance))
+                    shard = ShardWriter(folder / f"instances-{number:05d}.parquet", metadata or {})
+                shard.add(row)
                 count += 1
             shard.close()
         except BaseException:
@@ -171,7 +187,7 @@ def write_instances(folder: Path, instances: Iterable[Instance], metadata: Mappi
 
 def read_metadata(folder: Path) -> dict[str, str]:
     """What `write_instances` was given as `metadata`, from the first shard. Raises UserError where there is none."""
-    found = _open_shard(shard_paths(folder)[0]).schema_arrow.metadata or {}
+    found = open_shard(shard_paths(folder)[0]).schema_arrow.metadata or {}
     named = {key.decode(): value.decode() for key, value in found.items() if key.startswith(b"awpo.")}
     return {key.removeprefix("awpo."): value for key, value in named.items() if key.encode() != _VERSION_KEY}
 
@@ -183,7 +199,8 @@ def _read_tools(text: str) -> tuple[Tool, ...]:
     return tuple(Tool(function["name"], function["description"], function["parameters"]) for function in functions)
 
 
-def _instance(row: dict[str, Any]) -> Instance:
+def instance_of(row: dict[str, Any]) -> Instance:
+    """The instance that a row holds."""
     return Instance(
         source=row["source"],
         dialogue_id=row["dialogue_id"],
@@ -198,7 +215,7 @@ def _instance(row: dict[str, Any]) -> Instance:
     )
 
 
-def _open_shard(path: Path) -> pq.ParquetFile:
+def open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
@@ -240,7 +257,7 @@ def count_instances(path: Path) -> int:
     """The number of instances of a folder or of one shard, without reading them. Errors: `iterate_instances`."""
     total = 0
     for shard in _shards(path):
-        with _open_shard(shard) as file:
+        with open_shard(shard) as file:
             total += file.metadata.num_rows
     return total
 
@@ -251,10 +268,19 @@ def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iter
     Raises UserError where the path is missing, unfinished, truncated, foreign, or of another version; and for an
     unknown name in `splits`.
     """
+    return _iterate(path, splits, instance_of)
+
+
+def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """`iterate_instances` of rows as they are stored: what need not be understood need not be parsed."""
+    return _iterate(path, None, dict)
+
+
+def _iterate(path: Path, splits: Collection[str] | None, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
     if splits is not None:
         _check_splits(splits)
     for shard in _shards(path):
-        with _open_shard(shard) as file:
+        with open_shard(shard) as file:
             number = 0
             try:
                 for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
@@ -262,7 +288,7 @@ def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iter
                     if splits is not None:
                         table = table.filter(pc.is_in(table["split"], value_set=pa.array(list(splits), pa.string())))
                     for row in table.to_pylist():
-                        yield _instance(row)
+                        yield read(row)
                         number += 1
             except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = str(error).splitlines()[0]
