@@ -668,6 +668,7 @@ def test_the_ends_of_the_range_have_a_tolerance_of_their_own_size():
             run("grpo", [[end + math.copysign(1.1e-5, end), 0]], r_min=-0.5, r_max=0.5)
         run("grpo", [[end + math.copysign(0.9e-5, end), 0]], r_min=-0.5, r_max=0.5)
     run("grpo", [[4 + 1e-5 * 4, -3 - 1e-5 * 3]])  # met exactly
+    run("grpo", [[-10 + 0.9e-4, -15]], r_min=-20, r_max=-10)
 
 
 def test_a_reward_that_no_method_knows_need_only_be_a_number():
