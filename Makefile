@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: bench-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -39,6 +39,9 @@ study: $(READY) ## What a noisy judge does, method by method: hours; goes on whe
 
 bench-endpoint: $(READY) ## Judging over a slow endpoint against the ideal; a quiet machine, half a minute
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_endpoint.py
+
+bench-data: $(READY) ## What preparing data costs, against parsing and writing alone; some minutes
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/benchmarks/bench_data.py
 
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve

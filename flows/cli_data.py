@@ -32,6 +32,9 @@ def decompose(
         float | None, typer.Option(help="Share of training dialogues that lose the right tool.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the masks.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes for a large source; all cores if not given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Cuts dialogues into instances, one per assistant step; lists the rows that it cannot use, with the reason.
@@ -53,8 +56,34 @@ def decompose(
         f"decompose {source.name}",
         out,
         as_json,
-        lambda progress: decompose_source(source, out, format=format, config=config, progress=progress),
+        lambda progress: decompose_source(
+            source, out, format=format, config=config, progress=progress, workers=workers
+        ),
     )
+
+
+@data_app.command()
+def select(
+    instances: Annotated[list[Path], typer.Argument(help="Folders of instances, one or several.")],
+    out: Out,
+    config: Annotated[
+        Path, typer.Option(help="YAML: near_duplicates, decontamination, lengths, mixture, each where it is wanted.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Takes of instances what is to be trained on: no near-duplicates, no benchmark's questions, lengths, shares."""
+    from awpo.data.settings import SelectConfig
+    from awpo.settings import read_yaml
+    from flows.preflight import check_file, check_out
+
+    for folder in instances:
+        check_file(folder, "folder of instances")
+    check_file(config, "config")
+    settings = SelectConfig.read(read_yaml(config), str(config))
+    check_out(out, needed=0.2)
+    from awpo.data.selection import select_instances
+
+    _stage("select", out, as_json, lambda progress: select_instances(instances, out, settings, progress=progress))
 
 
 @data_app.command(name="inspect")

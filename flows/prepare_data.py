@@ -12,10 +12,10 @@ from prefect import flow
 
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.parameters import read_pipeline
 from tasks.cancellation import stops_its_tasks
-from tasks.data import decompose, write_corpus
+from tasks.data import decompose, select, write_corpus
 from tasks.layout import Layout
 from tasks.parents import parent_run
 
@@ -28,6 +28,7 @@ def prepare_data(
     source: str | None = None,
     format: str = "auto",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     corpus: CorpusConfig = QUICK.corpus,
 ) -> dict[str, Any]:
     """Decomposes dialogues into instances, one per assistant step, in OUT/data/instances.
@@ -37,6 +38,7 @@ def prepare_data(
         source: File or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         decomposition: How dialogues become instances: calls that fail their schema, masking
+        selection: What is taken of the instances, in OUT/data/selected: near-duplicates, benchmarks, lengths, shares
         corpus: The embedded corpus, where no source is given
     """
     layout = Layout(Path(out))
@@ -44,11 +46,14 @@ def prepare_data(
         "source": source,
         "format": format,
         "decomposition": decomposition.model_dump(mode="json"),
+        "selection": selection.model_dump(mode="json"),
         "corpus": corpus.model_dump(mode="json"),
     }
     with stops_its_tasks(), parent_run("prepare-data", layout.out, settings) as (tracking, run):
         where = Path(source) if source else write_corpus(layout.corpus, corpus, tracking)
         instances = decompose(where, layout.instances, format, decomposition, tracking)
+        if selection != SelectConfig():
+            instances = select(instances, layout.instances.with_name("selected"), selection, tracking)
         manifest = read_manifest(instances)
     return {"folder": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
 

@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import CorpusConfig, RationaleConfig
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
 from tasks.stage_run import Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
@@ -57,6 +57,18 @@ def decompose(source: Path, out: Path, format: str, config: DecomposeConfig, tra
                     [f"{total} rows of `{source}` could not be read.", "", "| reason | rows |", "|---|---|", *lines]
                 ),
             )
+    return out
+
+
+@task(name="select", task_run_name="select {instances.name}", cache_policy=NO_CACHE)
+def select(instances: Path, out: Path, config: SelectConfig, tracking: Tracking) -> Path:
+    """What `config` leaves of the instances, in `out`; returns the folder."""
+    from awpo.data.selection import select_instances
+
+    work = Work("select", f"select {instances.name}", out, {"instances": instances}, config)
+    with stage_run(work, tracking) as stage:
+        manifest = select_instances([instances], out, config, progress=stage.progress)
+        stage.results(_numbers(manifest.counts))
     return out
 
 

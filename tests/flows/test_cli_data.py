@@ -117,3 +117,18 @@ def test_a_wrong_setting_is_one_line(source: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "invalid_calls" in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_select_takes_what_the_file_says(source: Path, tmp_path: Path) -> None:
+    assert awpo("decompose", source, "--out", tmp_path / "instances").exit_code == 0
+    config = tmp_path / "select.yaml"
+    config.write_text("mixture: {dialogues: 5}\n")
+    done = awpo("select", tmp_path / "instances", "--out", tmp_path / "out", "--config", config, "--json")
+    assert done.exit_code == 0, done.output
+    counts = json.loads(done.output.splitlines()[-1])
+    assert counts["mixture"] == {"openai · 2-3": 5}
+    assert (counts["instances_read"], counts["instances"]) == (24, 10)
+    config.write_text("mixtures: {dialogues: 5}\n")
+    wrong = awpo("select", tmp_path / "instances", "--out", tmp_path / "out", "--config", config)
+    assert wrong.exit_code == 2
+    assert "did you mean 'mixture'" in wrong.output
