@@ -30,6 +30,7 @@ from awpo.config import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
+from awpo.judge import judge_identity
 from awpo.methods import Method, get_method
 from awpo.processes import worker_main
 from awpo.training.checkpoints import (
@@ -254,7 +255,8 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
         if trainer.is_world_process_zero():
-            card = {"method": method.to_json(), "base": model, **stage.manifest.to_json(), **summary}
+            judge = {"judge": judge_identity(config.judge)} if method.needs_judge else {}
+            card = {"method": method.to_json(), **judge, "base": model, **stage.manifest.to_json(), **summary}
             save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
             summary["seconds"] = round(time.monotonic() - start, 1)
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")

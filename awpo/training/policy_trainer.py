@@ -17,6 +17,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,11 @@ class PolicyTrainer(GRPOTrainer):
         super().__init__(*arguments, reward_funcs=[scored_elsewhere], **named)
         self.method, self.scorer, self.instances, self.run_log = method, scorer, instances, log
         self._scored: tuple[list[Instance], list[str], Scores] | None = None
+        self._begun: tuple[list[list[int]], Future[Scores]] | None = None
+        self._judge_wait = 0.0
         self._watch = RolloutWatch(method, self._warn)
         self._draws = 0
+        self._rows: list[dict[str, Any]] = []
 
     # Checkpoints: TRL leaves out the rollouts and the position in them.
 
@@ -114,14 +118,26 @@ class PolicyTrainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
     ) -> torch.Tensor:
-        # The texts are decoded here and not taken from TRL, which strips every special token: a tag may be one.
-        texts = [self._decode(ids) for ids in completion_ids_list]
-        instances = [self.instances[row["index"]] for row in inputs]
-        scores = self.scorer.score(instances, texts, [len(ids) for ids in completion_ids_list])
-        self._scored = (instances, texts, scores)
+        if self._begun is None or self._begun[0] != completion_ids_list:
+            self._begin_scoring(inputs, completion_ids_list)  # what was begun is of other completions
+        assert self._begun is not None
+        start = time.perf_counter()
+        scores = self._begun[1].result()
+        self._judge_wait, self._begun = time.perf_counter() - start, None
+        self._scored = ([self.instances[row["index"]] for row in inputs], self._decoded(completion_ids_list), scores)
         device = self.accelerator.device
         outcome = torch.tensor(scores.format, device=device) + torch.tensor(scores.correct, device=device)
         return gather(outcome.unsqueeze(1))
+
+    def _begin_scoring(self, rows: Sequence[dict[str, Any]], completion_ids: list[list[int]]) -> None:
+        """A judge behind an endpoint is asked as soon as there are completions, and answers while TRL computes."""
+        instances = [self.instances[row["index"]] for row in rows]
+        lengths = [len(ids) for ids in completion_ids]
+        self._begun = (completion_ids, self.scorer.begin(instances, self._decoded(completion_ids), lengths))
+
+    def _decoded(self, completion_ids: list[list[int]]) -> list[str]:
+        """Texts decoded here and not taken from TRL, which strips every special token: a tag may be one."""
+        return [self._decode(ids) for ids in completion_ids]
 
     def _decode(self, ids: list[int]) -> str:
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
@@ -137,6 +153,7 @@ class PolicyTrainer(GRPOTrainer):
     def _roll_out(self, inputs: list[dict[str, Any]], group_size: int) -> dict[str, Any]:
         """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
         self._draws += 1
+        self._rows = inputs
         start, tokens_before = time.perf_counter(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
@@ -157,7 +174,7 @@ class PolicyTrainer(GRPOTrainer):
         output["clip_low"] = result.clip_low.repeat_interleave(group_size)[rows]
         output["clip_high"] = result.clip_high.repeat_interleave(group_size)[rows]
         self._report(rewards_N, result, scores)
-        judging = max(gather_object([scores.judge_seconds]))
+        judging = max(gather_object([self._judge_wait]))
         store = self._metrics["train" if self.model.training else "eval"]
         store["seconds/judge"].append(judging)
         store["seconds/rollout"].append(time.perf_counter() - start - judging)
@@ -210,13 +227,23 @@ class PolicyTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
     ) -> Any:
-        """TRL's (completion ids, None); on a CPU from the project's loop, where a group shares its prompt's prefill.
+        """TRL's (completion ids, log-probabilities or None); their scoring begins at once."""
+        if self.accelerator.device.type == "cpu" and not self.use_vllm and self._whole_model:
+            completion_ids, logprobs = self._sample(prompt_ids), None
+        else:
+            completion_ids, logprobs = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *rest
+            )
+        if len(self._rows) == len(completion_ids):
+            self._begin_scoring(self._rows, completion_ids)
+        return completion_ids, logprobs
+
+    def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Completions by the project's loop on a CPU, where a group shares its prompt's prefill.
 
         The random numbers of a rollout depend on seed, step, round and its row among those of all processes alone: how
         many processes share the work changes nothing.
         """
-        if self.accelerator.device.type != "cpu" or self.use_vllm or not self._whole_model:
-            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *rest)
         key = f"{self.args.seed}-{self.state.global_step}-0-{self._draws}"
         first = self.accelerator.process_index * len(prompt_ids)
         numbers: dict[tuple[int, ...], int] = {}
@@ -233,7 +260,7 @@ class PolicyTrainer(GRPOTrainer):
                 pass
         finally:
             model.train(training)
-        return [row.output for row in rows], None
+        return [row.output for row in rows]
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -283,8 +310,9 @@ class PolicyTrainer(GRPOTrainer):
         """Hands the rollout's metrics to TRL's store (method.md section 6), which averages them until it logs."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         values = reward_metrics(self.method, rewards_N) | result.metrics()
-        if scores.judged:
-            values["judge/seconds_per_judgement"] = scores.judge_seconds / scores.judged
+        if scores.grades:
+            values["judge/seconds_per_judgement"] = scores.judge_seconds / len(scores.grades)
+            values |= self.scorer.metrics()
         for name, value in values.items():
             metrics[name].append(value)
         if self._draws == 1:  # later ones stand in for the groups without variance of the first

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
 from awpo.config import PolicyConfig
-from awpo.judge import Judgement, make_judge
+from awpo.judge import EndpointJudge, Grades, Judgement, grade, make_judge
 from awpo.methods import Method
 from awpo.rewards import outcome_parts, overlong_penalty, reward_range
 from awpo.types import Instance
@@ -25,7 +27,10 @@ SAMPLES_PER_BATCH = 4
 
 @dataclass
 class Scores:
-    """Rewards of N rollouts, each list of length N; a failed judgement is NaN."""
+    """Rewards of N rollouts, each list of length N; a failed judgement is NaN.
+
+    `grades` are the judgements behind `reasoning`, empty without a judge; `judge_seconds` is how long they took.
+    """
 
     format: list[float] = field(default_factory=list)
     correct: list[float] = field(default_factory=list)
@@ -33,8 +38,8 @@ class Scores:
     reasoning: list[float] = field(default_factory=list)
     r_min: list[float] = field(default_factory=list)
     r_max: list[float] = field(default_factory=list)
+    grades: list[Grades] = field(default_factory=list)
     judge_seconds: float = 0.0
-    judged: int = 0
 
 
 class Scorer:
@@ -45,6 +50,28 @@ class Scorer:
         self.method, self.config, self.samples_file = method, config, samples_file
         asked = method.needs_judge or config.judge.kind != "endpoint"
         self.judge = make_judge(config.judge, config.seed) if asked else None
+
+    def begin(self, instances: Sequence[Instance], texts: Sequence[str], lengths: Sequence[int]) -> Future[Scores]:
+        """`score`, begun now: where an endpoint is asked it answers while other things are computed."""
+        begun: Future[Scores] = Future()
+
+        def work() -> None:
+            try:
+                begun.set_result(self.score(instances, texts, lengths))
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                begun.set_exception(error)
+
+        if isinstance(self.judge, EndpointJudge):
+            # A daemon: a run that ends for another reason does not wait for the judge.
+            threading.Thread(target=work, name="judge", daemon=True).start()
+        else:
+            work()
+        return begun
+
+    def metrics(self) -> dict[str, float]:
+        """What an endpoint that judges was asked and has cost so far; nothing of another judge."""
+        found = self.judge.metrics() if isinstance(self.judge, EndpointJudge) else {}
+        return {f"judge/{name}": value for name, value in found.items()}
 
     def score(self, instances: Sequence[Instance], texts: Sequence[str], lengths: Sequence[int]) -> Scores:
         """`texts` are completions with their tags, `lengths` their tokens; all of length N.
@@ -72,9 +99,9 @@ class Scorer:
             return scores
         start = time.perf_counter()
         judgements = [Judgement(i, c) for i, c in zip(instances, completions, strict=True)]
-        raw = asyncio.run(self.judge.score(judgements))
-        scores.judge_seconds, scores.judged = time.perf_counter() - start, len(raw)
-        scores.reasoning = [self.config.judge.scale * value for value in raw]
+        scores.grades = asyncio.run(grade(self.judge, judgements))
+        scores.judge_seconds = time.perf_counter() - start
+        scores.reasoning = [self.config.judge.scale * grades.score for grades in scores.grades]
         return scores
 
     def write_samples(
@@ -93,10 +120,21 @@ class Scorer:
                     "rationale": instances[index].rationale,
                     "format": scores.format[index],
                     "correct": scores.correct[index],
-                    "reasoning": scores.reasoning[index] if math.isfinite(scores.reasoning[index]) else None,
+                    "reasoning": _known(scores.reasoning[index]),
+                    **({"judgement": _judgement(scores.grades[index])} if scores.grades else {}),
                     **{name: values[index] for name, values in rows.items()},
                 }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _judgement(grades: Grades) -> dict[str, Any]:
+    """A judgement as JSON: score and criteria in [0, 1], and the scores of several answers where they were averaged."""
+    samples = {"samples": [_known(sample) for sample in grades.samples]} if len(grades.samples) > 1 else {}
+    return {"score": _known(grades.score), **{k: _known(v) for k, v in grades.criteria.items()}, **samples}
 
 
 def drop_samples_from(file: Path, step: int) -> None:

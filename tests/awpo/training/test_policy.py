@@ -392,3 +392,32 @@ def test_a_gate_that_decides_nothing_is_told_of_once_in_a_run(
 def test_an_endpoint_is_not_asked_where_the_method_does_not_need_it() -> None:
     judge = JudgeConfig.read({"kind": "endpoint", "endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "x"}}, "x")
     assert Scorer(get_method("grpo"), QUICK.model_copy(update={"judge": judge}), None).judge is None
+
+
+def test_rollouts_are_scored_once_and_anew_where_they_are_others(
+    trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[list[str]] = []
+    score = trainer.scorer.score
+    monkeypatch.setattr(trainer.scorer, "score", lambda i, t, n: (texts.append(list(t)), score(i, t, n))[1])
+    batch = rollout(trainer)
+    assert len(texts) == 1
+    rows = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    ids = [
+        [token for token in row.tolist() if token != trainer._tokenizer.pad_token_id] for row in batch["completion_ids"]
+    ]
+    trainer._begin_scoring(rows, ids)
+    others = [list(reversed(row)) for row in ids]
+    trainer._calculate_rewards(rows, None, None, others)
+    assert len(texts) == 3
+    assert texts[2] == [trainer._decode(row) for row in others]
+
+
+def test_the_method_card_says_who_judged(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    for name, judged in (("awpo", True), ("grpo", False)):
+        train_policy(str(tiny_model), instances, tmp_path / name, QUICK.model_copy(update={"method": name}))
+        card = json.loads((tmp_path / name / "checkpoint" / "method_card.json").read_text())
+        assert ("judge" in card) == judged
+    card = json.loads((tmp_path / "awpo" / "checkpoint" / "method_card.json").read_text())
+    assert card["judge"]["kind"] == "rubric"
+    assert len(card["judge"]["rules"]) == 16

@@ -1,0 +1,84 @@
+"""Scoring of rollouts: judged once, beside other work where an endpoint is asked, and written down for people."""
+
+import asyncio
+import json
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from awpo.config import JudgeConfig, PolicyConfig
+from awpo.data.store import read_instances
+from awpo.errors import UserError
+from awpo.judge import EndpointJudge, Grades, Judgement
+from awpo.methods import get_method
+from awpo.training.scoring import Scorer
+
+THOUGHT = "<think>\nget_weather fits: weather of a city. city is Paris.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ENDPOINT = JudgeConfig.read(
+    {"kind": "endpoint", "endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "judge", "cache": "off"}}, "x"
+)
+
+
+class PatientJudge(EndpointJudge):
+    """Answers when it is let; an endpoint judge in all but its endpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(ENDPOINT)
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.failure: Exception | None = None
+
+    async def grade(self, items: list[Judgement]) -> list[Grades]:  # type: ignore[override]
+        self.asked.set()
+        await asyncio.to_thread(self.may_answer.wait, 30)
+        if self.failure:
+            raise self.failure
+        return [Grades(0.5, {"coherence": 0.25, "correctness": math.nan}, (0.4, 0.6)) for _ in items]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scorer:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    scorer = Scorer(get_method("awpo"), PolicyConfig(judge=ENDPOINT), tmp_path / "samples.jsonl")
+    scorer.judge = PatientJudge()
+    return scorer
+
+
+def test_an_endpoint_is_asked_while_other_work_goes_on(patient: Scorer, instances: Path) -> None:
+    chosen = read_instances(instances, {"train"})[:1]
+    begun = patient.begin(chosen, [THOUGHT + CALL], [30])
+    judge = patient.judge
+    assert isinstance(judge, PatientJudge)
+    assert judge.asked.wait(30)
+    assert not begun.done()  # this line is the other work
+    judge.may_answer.set()
+    scores = begun.result(timeout=30)
+    assert scores.reasoning == [1.5]  # scale 3
+    patient.write_samples(7, chosen, [THOUGHT + CALL], scores)
+    assert patient.samples_file is not None
+    [row] = [json.loads(line) for line in patient.samples_file.read_text().splitlines()]
+    assert row["judgement"] == {"score": 0.5, "coherence": 0.25, "correctness": None, "samples": [0.4, 0.6]}
+    assert {"judge/judged", "judge/failures", "judge/requests"} <= patient.metrics().keys()
+
+
+def test_what_went_wrong_beside_is_raised_where_the_scores_are_wanted(patient: Scorer, instances: Path) -> None:
+    judge = patient.judge
+    assert isinstance(judge, PatientJudge)
+    judge.failure = UserError("the judge failed on 9 of 10 thoughts")
+    judge.may_answer.set()
+    begun = patient.begin(read_instances(instances, {"train"})[:1], [THOUGHT + CALL], [30])
+    with pytest.raises(UserError, match="9 of 10"):
+        begun.result(timeout=30)
+
+
+def test_the_rubrics_criteria_are_kept_beside_the_score(instances: Path, tmp_path: Path) -> None:
+    chosen = read_instances(instances, {"train"})[:1]
+    scorer = Scorer(get_method("awpo"), PolicyConfig(), tmp_path / "samples.jsonl")
+    scores = scorer.begin(chosen, [THOUGHT + CALL], [30]).result()
+    scorer.write_samples(0, chosen, [THOUGHT + CALL], scores)
+    judgement = json.loads((tmp_path / "samples.jsonl").read_text())["judgement"]
+    assert judgement.keys() == {"score", "coherence", "correctness", "appropriateness"}
+    assert scores.reasoning[0] == pytest.approx(3 * judgement["score"])
+    assert scorer.metrics() == {}
