@@ -6,7 +6,6 @@ put together from the texts of tools and messages, and so are the columns `promp
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from dataclasses import replace
@@ -26,13 +25,13 @@ class Texts:
 
     def __init__(self, dialogue: Dialogue) -> None:
         self.of = dialogue
-        self.tools = tools_text(dialogue.tools)
+        self.tools = f"[{','.join([_canonical_tool(tool) for tool in dialogue.tools])}]"
         self.messages = [_canonical(message.to_json()) for message in dialogue.messages]
 
     def with_split(self, dialogue: Dialogue) -> Texts:
         """The same texts for a dialogue that differs in nothing but its split."""
-        texts = copy.copy(self)
-        texts.of = dialogue
+        texts = Texts.__new__(Texts)
+        texts.of, texts.tools, texts.messages = dialogue, self.tools, self.messages
         return texts
 
     def content_hash(self) -> str:
@@ -41,16 +40,32 @@ class Texts:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def tools_text(tools: tuple[Tool, ...]) -> str:
-    """The canonical JSON of tools."""
-    return _canonical([tool.to_json() for tool in tools])
+# The texts of tools that readers gave out more than once, by the object; that the object is held keeps its id its own.
+_texts: dict[int, tuple[Tool, str, str]] = {}
+TEXTS_KEPT = 4096
+
+
+def _canonical_tool(tool: Tool) -> str:
+    try:
+        return _tool_texts(tool)[1]
+    except ValueError:  # it cannot be stored: said where its rows are made
+        return _canonical(tool.to_json())
+
+
+def _tool_texts(tool: Tool) -> tuple[Tool, str, str]:
+    found = _texts.get(id(tool))
+    if found is None:
+        if len(_texts) >= TEXTS_KEPT:
+            _texts.clear()
+        found = _texts[id(tool)] = (tool, _canonical(tool.to_json()), strict_json.dump(tool.to_json()))
+    return found
 
 
 def dialogue_rows(texts: Texts, last_step_only: bool) -> list[dict[str, Any]]:
     """The rows of a checked dialogue's instances. Raises ValueError where a text cannot be stored."""
     dialogue = texts.of
     positions = [index for index, message in enumerate(dialogue.messages) if message.role == "assistant"]
-    tools = strict_json.dump([tool.to_json() for tool in dialogue.tools])
+    tools = f"[{','.join([_tool_texts(tool)[2] for tool in dialogue.tools])}]"
     for text in (dialogue.source, dialogue.id, *(message.thought for message in dialogue.messages)):
         (text or "").encode("utf-8")
     history = hashlib.sha256(f"[{texts.tools},[".encode("utf-8", "surrogatepass"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -191,7 +192,26 @@ def row_id(value: Any, prefix: str, tools: tuple[Tool, ...], messages: tuple[Mes
     return dialogue_hash(tools, messages)
 
 
+_tools: dict[bytes, Tool] = {}
+TOOLS_KEPT = 4096
+
+
 def read_tool(value: Any, where: str) -> Tool:
+    """`_read_tool`, for a tool that was read before the same object: many rows of a set offer the same tools."""
+    try:
+        key = marshal.dumps(value, 2)  # version 2: the bytes depend on the value alone, not on who else refers to it
+    except ValueError:  # of a type that JSON does not have, or nested too deeply
+        return _read_tool(value, where)
+    tool = _tools.get(key)
+    if tool is None:
+        tool = _read_tool(value, where)
+        if len(_tools) >= TOOLS_KEPT:
+            _tools.clear()
+        _tools[key] = tool
+    return tool
+
+
+def _read_tool(value: Any, where: str) -> Tool:
     """A tool from the OpenAI form or the bare function; its parameters are normalised (`awpo.data.schema`).
 
     Keys of a function beyond name, description and parameters (`strict`, a description of what is returned) are no

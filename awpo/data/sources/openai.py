@@ -25,6 +25,7 @@ _ROLES: dict[str, Role] = {
 }
 _READ = {"role", "content", "tool_calls", "reasoning_content", "reasoning", "name", "tool_call_id"}
 _WITHOUT_MEANING = {"id", "type", "annotations", "index"}
+_KNOWN = _READ | _WITHOUT_MEANING
 
 
 def sniff(row: Any) -> bool:
@@ -63,7 +64,7 @@ def _message(value: Any, where: str, names: dict[str, str]) -> Message:
     role = _ROLES.get(str(value.get("role"))) if isinstance(value, Mapping) else None
     if role is None:
         raise RowError("unknown role", f"{where}: {value.get('role') if isinstance(value, Mapping) else value!r}"[:120])
-    unread = [key for key, held in value.items() if held and key not in _READ | _WITHOUT_MEANING]
+    unread = [key for key, held in value.items() if held and key not in _KNOWN]
     if unread:
         raise RowError("a message key that is not read", f"{where}: {', '.join(unread)}")
     content = _content(value.get("content"), role, where)

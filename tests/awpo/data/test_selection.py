@@ -229,3 +229,33 @@ def test_the_stage_takes_a_mixture_of_several_folders(tmp_path: Path) -> None:
 
 def test_words() -> None:
     assert words_of("Don't  stop, É-1!") == ["don", "t", "stop", "é", "1"]
+
+
+def test_instances_that_are_too_long_go(tmp_path: Path) -> None:
+    from awpo.chat import render_prompt, render_target
+    from awpo.data.settings import LengthConfig
+    from awpo.embedded.tokenizer import train_tokenizer
+
+    dialogues = [instances_of(n, 2, "ab"[n % 2], "train", " ".join(WORDS[: 3 * n + 1])) for n in range(12)]
+    everything = [instance for found in dialogues for instance in found]
+    tokenizer = train_tokenizer(everything)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    # Counted another way: token by token as the model would be given them.
+    lengths = [
+        len(tokenizer(render_prompt(tokenizer, item) + render_target(item.target, item.rationale)).input_ids)
+        for item in everything
+    ]
+    most = sorted(lengths)[15]
+    folder = folder_of(tmp_path / "in", dialogues)
+    config = SelectConfig(lengths=LengthConfig(tokenizer=str(tmp_path / "tokenizer"), most=most))
+    counts = select_instances([folder], tmp_path / "out", config).counts
+    fitting = [item for item, length in zip(everything, lengths, strict=True) if length <= most]
+    assert read_instances(tmp_path / "out") == fitting
+    assert 0 < len(fitting) < 24
+    table = counts["lengths"]
+    assert table["a"]["tokens"] + table["b"]["tokens"] == sum(lengths)
+    assert max(table["a"]["longest"], table["b"]["longest"]) == max(lengths)
+    assert table["a"]["too_long"] + table["b"]["too_long"] == 24 - len(fitting)
+    assert sum(table["a"]["up_to"].values()) == table["a"]["instances"] == 12
+    with pytest.raises(UserError, match="is no folder"):
+        select_instances([folder], tmp_path / "no", SelectConfig(lengths=LengthConfig(tokenizer="nowhere")))

@@ -21,12 +21,15 @@ import pytest
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, read_manifest
 from awpo.data import parts, splits
-from awpo.data.decompose import decompose_source, rate_and_rest
+from awpo.data.decompose import decompose, decompose_source, examine, rate_and_rest
+from awpo.data.instance_rows import dialogue_rows
 from awpo.data.parts import plan_parts, read_segment
-from awpo.data.rows import Rows, line_rows
+from awpo.data.rows import Row, Rows, line_rows
 from awpo.data.settings import DecomposeConfig, MaskingConfig
 from awpo.data.shards import HashSet
-from awpo.data.store import read_instances
+from awpo.data.sources import Rejected, get_source
+from awpo.data.sources.base import dialogue_hash, read_tool
+from awpo.data.store import instance_row, read_instances
 from awpo.errors import UserError
 
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -212,3 +215,36 @@ def test_rate_and_rest() -> None:
     assert rate_and_rest(5000, 1, 61, 10.0) == "500 dialogues/s, 10 min left"
     assert rate_and_rest(5000, 1, 1801, 10.0) == "500 dialogues/s, 5.0 h left"
     assert rate_and_rest(0, 0, 100, 0.0) == ""
+
+
+def test_rows_of_instances_are_those_of_the_store(shared_data: Path) -> None:
+    files = {"openai": None, "sharegpt": shared_data / "glaive" / "glaive_first200.json"}
+    files["toolrl"] = shared_data / "toolrl" / "rlla_sft_first260.json"
+    compared = 0
+    for name, path in files.items():
+        reader = get_source(name)
+        rows = Rows(path) if path else [Row("a", n, row(n)) for n in range(20)]
+        for item in rows:
+            found = examine(item, reader)
+            if isinstance(found, Rejected):
+                continue
+            dialogue = found.dialogue
+            assert found.content == dialogue_hash(dialogue.tools, dialogue.messages)
+            slow = [instance_row(instance) for instance in decompose(dialogue, last_step_only=reader.last_step_only)]
+            assert dialogue_rows(found.texts, reader.last_step_only) == slow
+            compared += len(slow)
+    assert compared > 700
+
+
+def test_a_tool_that_was_read_before_is_told_from_one_that_looks_like_it() -> None:
+    def tool(**properties: Any) -> dict[str, Any]:
+        return {"name": "f", "parameters": {"type": "object", "properties": properties}}
+
+    defaults: list[Any] = [1, 1.0, True, "1"]
+    read = [read_tool(tool(a={"default": value}), "tool 0").parameters["properties"]["a"] for value in defaults]
+    assert [repr(found["default"]) for found in read] == ["1", "1.0", "True", "'1'"]
+    for order in (("a", "b"), ("b", "a")):
+        made = tool(**{name: {"type": "string"} for name in order})
+        assert list(read_tool(made, "tool 0").parameters["properties"]) == list(order)
+    shared = {"type": "string"}
+    assert read_tool(tool(a=shared, b=shared), "x") is read_tool(tool(a={"type": "string"}, b={"type": "string"}), "y")
