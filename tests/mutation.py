@@ -43,6 +43,9 @@ CPU_SECONDS = 240
 
 EQUIVALENT: dict[str, str] = {
     "clipping.shrinking: nan=1.0 -> nan=2.0": "1 - 2 is below 0, and clamped to the same 0",
+    "groups.normalise: count_P.clamp(min=1) -> count_P": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
+    "groups.normalise: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
+    "groups.normalise: magnitude_PG.where(valid_PG, 0) -> magnitude_PG.where(valid_PG, 1)": "the size counts as 1 at least, with or without it",
     "advantages.compare_rewards: batch.reasoning_PG.abs() -> batch.reasoning_PG": "a reasoning reward is never negative",
     "advantages.compare_rewards: valid_PG.sum(dim=1).clamp(min=1) -> valid_PG.sum(dim=1)": "a group without a valid rollout then has the mean NaN, which both of its uses mask",
     "advantages.compare_rewards: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, which both of its uses mask",

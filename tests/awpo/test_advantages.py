@@ -235,7 +235,10 @@ def test_no_variance_is_relative_to_the_size_of_the_rewards():
     assert first(run("grpo", [[1, 1 + 1.1e-6]])) != [0, 0]
     assert first(run("grpo", [[1, 1 + 2e-6]])) != [0, 0]
     assert first(run("grpo", [[1000, 1000 + 2e-6]], r_max=2000)) == [0, 0]
+    assert first(run("grpo", [[-1000, -1000 + 2e-6]], r_min=-2000)) == [0, 0]
+    assert first(run("grpo", [[1000, 1000 + 2e-6, 5]], r_max=2000, valid=[[True, True, False]])) == [0, 0, 0]
     assert first(run("grpo", [[0, 5e-7]])) == [0, 0]  # never finer than 1e-6
+    assert first(run("grpo", [[0, 1e-6]])) == [0, 0]  # met exactly
 
 
 def test_a_cancelling_judge_is_seen_through_the_rounding_of_large_rewards():
@@ -907,3 +910,81 @@ def test_any_outcome_outside_its_range_is_refused(name, batch, excess, data):
     outcome[prompt, rollout] = outside
     with pytest.raises(ValueError, match="outcome"):
         of(name, {**batch, "outcome": outcome})
+
+
+# What people give by mistake
+
+
+LOW, HIGH = torch.tensor([-3.0]), torch.tensor([4.0])
+
+
+@pytest.mark.parametrize("name", ["grpo", "awpo", "gdpo", "dara", "dr_grpo", "gated_accumulation"])
+def test_an_empty_batch_has_an_empty_result(name):
+    parts = {key: torch.zeros(0, 4) for key in ("format", "correct", "reasoning")}
+    result = estimate(name, parts, r_min=LOW[:0], r_max=HIGH[:0])
+    assert result.advantages.shape == (0, 4)
+    assert result.clip_low.shape == (0,)
+
+
+def test_results_carry_no_gradient():
+    outcome = torch.tensor([[4.0, -2, 1, 1]], requires_grad=True)
+    result = estimate("grpo", {"outcome": outcome}, r_min=LOW, r_max=HIGH)
+    assert not result.advantages.requires_grad
+
+
+def test_half_precision_is_widened():
+    outcome = torch.tensor([[60000.0, *[-60000.0] * 7]], dtype=torch.float16)
+    result = estimate("dr_grpo", {"outcome": outcome}, r_min=torch.tensor([-6e4]), r_max=torch.tensor([6e4]))
+    assert result.advantages.dtype == torch.float32
+    assert result.advantages[0, 0] == 105000.0  # 60000 - (60000 - 7 x 60000) / 8
+
+
+@pytest.mark.parametrize(
+    ("rewards", "bounds", "message"),
+    [
+        ({"outcome": [[1.0, 2.0]]}, (LOW, HIGH), "outcome must be a tensor of real numbers, got <class 'list'>"),
+        ({"outcome": torch.zeros(1, 2)}, (-3.0, HIGH), "r_min must be a tensor of real numbers, got <class 'float'>"),
+        ({"outcome": torch.zeros(1, 2, dtype=torch.complex64)}, (LOW, HIGH), "real numbers, got torch.complex64"),
+        (
+            {"outcome": torch.zeros(1, 2), "reasonning": torch.zeros(1, 2)},
+            (LOW, HIGH),
+            "no reward is called 'reasonning'",
+        ),
+        (
+            {"format": torch.zeros(1, 2)},
+            (LOW, HIGH),
+            r"needs the rewards 'outcome' \('outcome', or 'format' and 'correct'\)",
+        ),
+        (
+            {"outcome": torch.ones(1, 2) * 4, "format": torch.ones(1, 2), "correct": torch.zeros(1, 2)},
+            (LOW, HIGH),
+            "'outcome' is not the sum of 'format' and 'correct'",
+        ),
+        ({"outcome": torch.zeros(1, 2)}, (LOW, HIGH * 1e200), "those of prompt 0 are -3.0 and inf"),
+        ({"outcome": torch.zeros(1, 2)}, (HIGH, LOW), "those of prompt 0 are 4.0 and -3.0"),
+    ],
+)
+def test_a_mistake_is_answered_by_a_sentence(rewards, bounds, message):
+    with pytest.raises(ValueError, match=message):
+        estimate("grpo", rewards, r_min=bounds[0], r_max=bounds[1])
+
+
+def test_a_reward_whose_square_would_overflow_is_refused():
+    outcome = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    bound = torch.tensor([1e160], dtype=torch.float64)
+    with pytest.raises(ValueError, match="at most 1e"):
+        estimate("grpo", {"outcome": outcome * 1e160}, r_min=-bound, r_max=bound)
+
+
+def test_groups_in_which_nothing_varies_do_not_speak_for_the_gate():
+    outcome = torch.tensor([[4.0, -2, 1, 1], *[[1.0] * 4] * 7])
+    reasoning = torch.tensor([[0.1, 0.2, 0.9, 0.4], *[[0.5] * 4] * 7])
+    result = estimate("awpo", {"outcome": outcome, "reasoning": reasoning}, r_min=LOW.expand(8), r_max=HIGH.expand(8))
+    metrics = result.metrics()
+    assert metrics["gate/open_share"] == 1.0
+    assert metrics["gate/ratio_p50"] == pytest.approx(1.0062, abs=1e-4)
+    assert metrics["gate/correlation_p50"] > 0.9
+    flat = estimate(
+        "awpo", {"outcome": outcome[1:], "reasoning": reasoning[1:]}, r_min=LOW.expand(7), r_max=HIGH.expand(7)
+    )
+    assert "gate/open_share" not in flat.metrics()
