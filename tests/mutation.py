@@ -1,6 +1,6 @@
 """Mutation check: does a test notice when one thing in the pure modules is wrong?
 
-    python tests/mutation.py [--only MODULE] [--jobs N] [--output FILE] [--match TEXT] [--list]
+    python tests/mutation.py [--only MODULE] [--jobs N] [--output FILE] [--match TEXT ..] [--list]
 
 Changes one thing at a time (a sign, a comparison, an operator, a constant, a divisor, a mask or clamp left out, min
 and max swapped) in a copy of the package, never in the working tree, and runs the module's test files on it. Prints
@@ -46,6 +46,9 @@ EQUIVALENT: dict[str, str] = {
     "groups.normalise: count_P.clamp(min=1) -> count_P": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
     "groups.normalise: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
     "groups.normalise: magnitude_PG.where(valid_PG, 0) -> magnitude_PG.where(valid_PG, 1)": "the size counts as 1 at least, with or without it",
+    "groups.variance_ratio: mix.std_P.where(mix.varies_P, 1) -> mix.std_P": "where the mixture has no variance the ratio is replaced two lines further on, whatever it was",
+    "groups.variance_ratio: mix.std_P.where(mix.varies_P, 1) -> mix.std_P.where(mix.varies_P, 2)": "where the mixture has no variance the ratio is replaced two lines further on, whatever it was",
+    "groups.variance_ratio: mix.std_P.where(mix.varies_P, 1) -> mix.std_P.where(mix.varies_P, 0)": "where the mixture has no variance the ratio is replaced two lines further on, whatever it was",
     "advantages.compare_rewards: batch.reasoning_PG.abs() -> batch.reasoning_PG": "a reasoning reward is never negative",
     "advantages.compare_rewards: valid_PG.sum(dim=1).clamp(min=1) -> valid_PG.sum(dim=1)": "a group without a valid rollout then has the mean NaN, which both of its uses mask",
     "advantages.compare_rewards: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, which both of its uses mask",
@@ -385,7 +388,7 @@ def check(
 def main() -> int:
     parser = argparse.ArgumentParser(description="Changes one thing at a time and sees whether a test notices.")
     parser.add_argument("--only", choices=sorted(MODULES), action="append", help="a module of awpo; may be repeated")
-    parser.add_argument("--match", default="", help="only mutants with this text in their key")
+    parser.add_argument("--match", nargs="+", default=[""], help="only mutants with one of these texts in their key")
     parser.add_argument("--tests", type=Path, nargs="+", help="other test files than the module's own")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that run at once (default 1)")
     parser.add_argument("--output", type=Path, help="file of results, from which an interrupted run goes on")
@@ -395,7 +398,7 @@ def main() -> int:
         mutant
         for module in options.only or MODULES
         for mutant in mutants(module, (ROOT / "awpo" / f"{module}.py").read_text("utf-8"))
-        if options.match in mutant.key
+        if any(text in mutant.key for text in options.match)
     ]
     if options.list:
         for mutant in chosen:
