@@ -39,8 +39,8 @@ class Estimate:
 
     `stats` holds, per group (P,): ratio r_g (NaN where undefined), correlation c_g (NaN where undefined), gate w_g,
     saturated, difficulty d_g, radius (mean of the two clip radii), closed_by_failure (a judgement failed, so the
-    outcome alone is used), counted (at least one valid rollout: the groups that shares and means are over). And as
-    floats: zero_variance_share/<reward>, the share of groups without variance in it among those where it is known,
+    outcome alone is used), counted (at least one valid rollout: the groups that shares and means are over),
+    outcome_varies and mixture_varies. And as floats: zero_variance_share/<reward>, the share of groups without variance in it among those where it is known,
     and judge_failure_rate, the share of valid rollouts whose judgement failed.
     """
 
@@ -50,10 +50,14 @@ class Estimate:
     stats: dict[str, Tensor | float]
 
     def metrics(self) -> dict[str, float]:
-        """The statistics of one batch as numbers, under the names that runs log; what is undefined is left out."""
+        """The statistics of one batch as numbers, under the names that runs log; what is undefined is left out.
+
+        Those of the gate are over the groups in which a reward varies: where none does the gate decides nothing.
+        """
         counted_P = self._stat("counted")
+        telling_P = counted_P & (self._stat("outcome_varies") | self._stat("mixture_varies"))
         metrics = {
-            "gate/open_share": _mean(self._stat("gate")[counted_P]),
+            "gate/open_share": _mean(self._stat("gate")[telling_P]),
             "gate/closed_by_failure_share": _mean(self._stat("closed_by_failure")[counted_P]),
             "saturated_share": _mean(self._stat("saturated")[counted_P]),
             "difficulty/mean": _mean(self._stat("difficulty")[counted_P]),
@@ -61,7 +65,7 @@ class Estimate:
             "judge/failure_rate": float(self.stats["judge_failure_rate"]),
         }
         for name in ("ratio", "correlation"):
-            value_P = self._stat(name)
+            value_P = self._stat(name)[telling_P]
             defined = value_P[~value_P.isnan()].double()
             for quantile in (0.1, 0.5, 0.9) if len(defined) else ():
                 metrics[f"gate/{name}_p{quantile * 100:.0f}"] = float(defined.quantile(quantile))
@@ -94,6 +98,7 @@ class Groups:
     difficulty_P: Tensor
 
 
+@torch.no_grad()
 def estimate(
     method: str | Method,
     rewards: Mapping[str, Tensor],
@@ -112,8 +117,12 @@ def estimate(
     r_min, r_max: (P,), smallest and largest outcome of each prompt. A method with an overlong penalty may lie up to
     1 below r_min.
 
-    Raises UserError for a name that the registry does not hold, ValueError for a method that trains no policy, a missing reward, a wrong shape or dtype, an empty range,
-    and a reward outside its declared range at a valid rollout (`awpo.groups.check_ranges`).
+    Results carry no gradient. They have the dtype of the rewards, but at least float32: advantages without a std
+    may be larger than half precision holds.
+
+    Raises UserError for a name that the registry does not hold; ValueError for a method that trains no policy, a
+    missing reward, something that is no real tensor, a wrong shape, an empty range, and a reward outside its range at
+    a valid rollout (`awpo.groups.check_ranges`).
     """
     method = get_method(method) if isinstance(method, str) else method
     if method.estimator is None:
@@ -133,6 +142,8 @@ def estimate(
         "radius": (low_P + high_P) / 2,
         "closed_by_failure": closed_by_failure_P,
         "counted": batch.counted_P,
+        "outcome_varies": groups.out.varies_P,
+        "mixture_varies": groups.mix.varies_P,
         "judge_failure_rate": float(batch.failed_PG.sum() / batch.valid_PG.sum().clamp(min=1)),
     }
     for name, reward_PG in {**batch.parts, "outcome": batch.outcome_PG}.items():
@@ -140,8 +151,7 @@ def estimate(
         known_P = batch.known_P(name)
         stats[f"zero_variance_share/{name}"] = float((flat_P & known_P).sum() / known_P.sum().clamp(min=1))
 
-    dtype = next(iter(rewards.values())).dtype
-    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    dtype = torch.float64 if any(reward.dtype == torch.float64 for reward in rewards.values()) else torch.float32
     return Estimate(advantages_PG.to(dtype), low_P.to(dtype), high_P.to(dtype), stats)
 
 
@@ -332,6 +342,8 @@ def _summed_over_the_batch(method: Method, groups: Groups, parts_KPG: Tensor) ->
     """
     valid_PG = groups.batch.valid_PG
     total_PG = parts_KPG.sum(dim=0)
+    if not total_PG.numel():
+        return total_PG
     whole = normalise(total_PG.reshape(1, -1), valid_PG.reshape(1, -1), method)
     silent_P1 = (parts_KPG == 0).all(dim=0).all(dim=1, keepdim=True)
     return whole.advantages_PG.reshape(total_PG.shape).masked_fill(silent_P1, 0)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from awpo.methods import Method
 
+LARGEST = 1e100
+"""Rewards beyond this size are refused: their squares would leave the range of float64."""
 VARIANCE_TOLERANCE = 1e-6
 """Relative spread up to which rewards count as equal."""
 RANGE_TOLERANCE = 1e-5
@@ -60,6 +62,10 @@ def read_batch(
     """Checks what `estimate` was given; see there for shapes and errors."""
     if not rewards:
         raise ValueError("no rewards given")
+    valid_given = {} if valid is None else {"valid": valid}
+    for name, value in {**rewards, "r_min": r_min, "r_max": r_max, **valid_given}.items():
+        if not isinstance(value, Tensor) or value.is_complex():
+            raise ValueError(f"{name} must be a tensor of real numbers, got {getattr(value, 'dtype', type(value))}")
     shape = next(iter(rewards.values())).shape
     if len(shape) != 2 or shape[1] == 0:
         raise ValueError(f"rewards must have the shape (prompts, rollouts), got {tuple(shape)}")
@@ -76,9 +82,10 @@ def read_batch(
     values = {name: reward_PG.double().where(valid_PG, 0) for name, reward_PG in rewards.items()}
     if "outcome" not in values and {"format", "correct"} <= values.keys():
         values["outcome"] = values["format"] + values["correct"]
-    missing = [name for name in ("outcome", *method.rewards) if name not in values]
+    missing = [name for name in dict.fromkeys(("outcome", *method.rewards)) if name not in values]
     if missing:
-        raise ValueError(f"method {method.name!r} needs the rewards {', '.join(map(repr, missing))}")
+        either = " ('outcome', or 'format' and 'correct')" if "outcome" in missing else ""
+        raise ValueError(f"method {method.name!r} needs the rewards {', '.join(map(repr, missing))}{either}")
     r_min_P, r_max_P = r_min.double(), r_max.double()
     check_ranges(method, values, valid_PG, r_min_P, r_max_P)
 
@@ -98,15 +105,21 @@ def check_ranges(
     outcome r_min to r_max, and down to r_min - 1 with an overlong penalty; format 0 to 1; correct r_min to r_max;
     reasoning from 0 on, or NaN.
     """
-    if not (r_min_P.isfinite() & r_max_P.isfinite() & (r_min_P < r_max_P)).all():
-        raise ValueError("r_min must be less than r_max, both finite, for every prompt")
+    bounded_P = (r_min_P.abs() <= LARGEST) & (r_max_P.abs() <= LARGEST)
+    refused_P = ~(bounded_P & (r_min_P < r_max_P))
+    if refused_P.any():
+        prompt = int(refused_P.nonzero()[0])
+        raise ValueError(
+            f"r_min must be less than r_max, both at most {LARGEST:g} in size; those of prompt {prompt} are "
+            f"{float(r_min_P[prompt])} and {float(r_max_P[prompt])}"
+        )
     ranges: dict[str, tuple[Tensor, Tensor]] = {
         "outcome": (r_min_P - 1 if method.overlong_share else r_min_P, r_max_P),
         "format": (torch.zeros_like(r_min_P), torch.ones_like(r_min_P)),
         "correct": (r_min_P, r_max_P),
-        "reasoning": (torch.zeros_like(r_min_P), torch.full_like(r_min_P, math.inf)),
+        "reasoning": (torch.zeros_like(r_min_P), torch.full_like(r_min_P, LARGEST)),
     }
-    anything = torch.full_like(r_min_P, -math.inf), torch.full_like(r_min_P, math.inf)
+    anything = torch.full_like(r_min_P, -LARGEST), torch.full_like(r_min_P, LARGEST)
     for name, value_PG in values.items():
         low_P, high_P = ranges.get(name, anything)
         above_PG = value_PG >= (low_P - RANGE_TOLERANCE * low_P.abs().clamp(min=1))[:, None]

@@ -14,7 +14,7 @@ from awpo.errors import UserError
 class Settings(BaseModel):
     """Base of all settings: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str) -> Self:

@@ -48,7 +48,7 @@ def study(
     settings.pipeline(settings.seeds[0])
     check_out(out)
     store = cells or out / "cells.csv"
-    result = _sum_up(store, out) if sum_up else _run(settings, store, out, verbose)
+    result = _sum_up(settings, store, out) if sum_up else _run(settings, store, out, verbose)
     if as_json:
         print_json(result)
     else:
@@ -56,14 +56,18 @@ def study(
         typer.echo(f"{out / 'study.md'}, study.json and figures beside it; cells in {store}")
 
 
-def _sum_up(store: Path, out: Path) -> dict[str, Any]:
+def _sum_up(settings: StudySettings, store: Path, out: Path) -> dict[str, Any]:
     from awpo.errors import UserError
     from evaluation.study_cells import read_cells
     from evaluation.study_report import study_json, write_study
+    from tasks.study import plan_cells
 
-    found = read_cells(store)
+    wanted = {
+        cell.key: place for place, cell in enumerate(plan_cells(settings.methods, settings.judges, settings.seeds))
+    }
+    found = sorted((cell for cell in read_cells(store) if cell.key in wanted), key=lambda cell: wanted[cell.key])
     if not found:
-        raise UserError(f"{store} holds no cells; give the file of a study by --cells, or run one")
+        raise UserError(f"{store} holds none of the cells asked for; give the file of a study by --cells, or run one")
     write_study(found, out)
     return study_json(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -21,6 +21,7 @@ from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
 from awpo.settings import Settings, read_yaml
+from awpo.types import Split
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
 STUDY_PRESETS = PRESETS.with_name("studies")
@@ -74,11 +75,18 @@ class PipelineSettings(Settings):
                 check_policy_method(name)
             except UserError as error:
                 raise ValueError(str(error)) from None
+        if twice := sorted({name for name in methods if methods.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} more than once: each method has one folder of results")
         return methods
 
     def check(self) -> PipelineSettings:
-        """Raises UserError for a model, source or benchmark that is not there, before anything is begun."""
+        """Raises UserError for a model, source, split or benchmark that is not there, before anything is begun."""
         resolve_model(self.model)
+        for split in self.evaluation.splits:
+            if split not in get_args(Split):
+                near = difflib.get_close_matches(split, get_args(Split), n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"splits: {', '.join(get_args(Split))}"
+                raise UserError(f"evaluation.splits: no split {split!r}; {hint}")
         if "bfcl" in self.evaluation.benchmarks:
             from evaluation.bfcl.data import installed_version
 

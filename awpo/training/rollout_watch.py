@@ -18,10 +18,10 @@ INERT = 0.01
 """A gate is inert when it is open, or closed, in a smaller share of the groups than this."""
 # What moves a gate. The judge's scale is a setting of the run, the others are keys of the method.
 REMEDIES = {
-    "ratio": "judge.scale, or the method's ratio_min",
-    "soft": "judge.scale",
+    "ratio": "policy.judge.scale, or the method's ratio_min",
+    "soft": "policy.judge.scale",
     "low_outcome_variance": "the method's tau",
-    "correlation": "judge.scale, or the method's c_min",
+    "correlation": "policy.judge.scale, or the method's c_min",
 }
 
 
@@ -74,12 +74,17 @@ class RolloutWatch:
                 self.warn(f"reward {name!r} has had no variance at all for {BATCHES} rollout batches")
 
     def _see_gate(self, result: Estimate) -> None:
-        """A gate that is always open or always closed makes the method another one (method.md section 2).
+        """A gate that is always open or always closed makes the method another one (docs/method.md).
 
-        Saturated groups and those with a failed judgement are left out: they are closed whatever the gate's test says.
+        Left out are groups that are closed whatever the gate's test says (saturated, or with a failed judgement) and
+        those in which nothing varies; for the gates that compare the outcome's spread with the mixture's, or their
+        agreement, also those without a spread of outcomes, in which no scale could help.
         """
         stats = {name: value for name, value in result.stats.items() if isinstance(value, Tensor)}
         asked_P = stats["counted"] & ~stats["closed_by_failure"] & ~stats["saturated"].bool()
+        asked_P &= stats["mixture_varies"]
+        if self.method.gate != "low_outcome_variance":
+            asked_P &= stats["outcome_varies"]
         weight_P = stats["gate"]
         batches = self.memory["gate"]
         batches.append([float(weight_P[asked_P].sum()), int(asked_P.sum())])

@@ -115,3 +115,13 @@ def test_a_study_is_the_same_as_before_where_nothing_of_decomposition_is_set() -
     changed = StudySettings.read({"decomposition": {"invalid_calls": "drop"}}, "here")
     assert changed.common()["decomposition"] == {"invalid_calls": "drop"}
     assert changed.pipeline(0).decomposition.invalid_calls == "drop"
+
+
+def test_what_would_fail_late_is_refused_at_once() -> None:
+    with pytest.raises(UserError, match="grpo more than once"):
+        PipelineSettings.read({"methods": ["grpo", "awpo", "grpo"]}, "x")
+    settings = PipelineSettings.read({"evaluation": {"splits": ["test_phrasings", "test_tool"]}}, "x")
+    with pytest.raises(UserError, match=r"evaluation\.splits: no split 'test_tool'; did you mean 'test_tools'\?"):
+        settings.check()
+    with pytest.raises(UserError, match=r"policy\.judge\.scale: Input should be a finite number"):
+        PipelineSettings.read({"policy": {"judge": {"scale": float("inf")}}}, "x")

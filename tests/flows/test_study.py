@@ -183,7 +183,7 @@ def test_the_command_sums_up_what_there_is_without_running_anything(
     runner = CliRunner()
     out = ["--out", str(tmp_path / "out"), "--sum-up"]
     empty = runner.invoke(app, ["study", *out, "--cells", str(tmp_path / "cells.csv")])
-    assert (empty.exit_code, "holds no cells" in empty.output) == (2, True)
+    assert (empty.exit_code, "holds none of the cells" in empty.output) == (2, True)
     write_cells(tmp_path / "cells.csv", [CellResult("sft", "none", 0.0, 0.0, 0, "x", "y", 0.25, 0.5, 0.5, 9.0)])
     found = runner.invoke(app, ["study", *out, "--cells", str(tmp_path / "cells.csv")])
     assert found.exit_code == 0, found.output

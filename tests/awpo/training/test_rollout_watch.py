@@ -10,15 +10,17 @@ from awpo.methods import get_method
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 
 
-def estimate(weights: list[float], failed: int = 0, saturated: int = 0) -> Estimate:
+def estimate(weights: list[float], failed: int = 0, saturated: int = 0, flat: int = 0) -> Estimate:
     """A batch of groups with these gate weights; the first `failed` have a failed judgement, the first `saturated`
-    are solved."""
+    are solved, the first `flat` have outcomes that are all alike."""
     count = len(weights)
     stats: dict[str, Any] = {
         "gate": torch.tensor(weights),
         "closed_by_failure": torch.arange(count) < failed,
         "saturated": torch.arange(count) < saturated,
         "counted": torch.ones(count, dtype=torch.bool),
+        "outcome_varies": torch.arange(count) >= flat,
+        "mixture_varies": torch.ones(count, dtype=torch.bool),
     }
     return Estimate(torch.zeros(count, 2), torch.zeros(count), torch.zeros(count), stats)
 
@@ -37,12 +39,12 @@ VARYING = {"outcome": torch.tensor([0.0, 1.0]), "reasoning": torch.tensor([1.0, 
         (
             "awpo",
             [1.0] * 100,
-            "open in 100.0% of the groups .* over the last 5 rollout batches.*always counts; change judge",
+            "open in 100.0% of the groups .* over the last 5 rollout batches.*always counts; change policy.judge",
         ),
-        ("awpo", [0.0] * 100, "open in 0.0% .*never counts; change judge.scale, or the method's ratio_min"),
+        ("awpo", [0.0] * 100, "open in 0.0% .*never counts; change policy.judge.scale, or the method's ratio_min"),
         ("awpo", [1.0] * 99 + [0.0], None),  # 99% is not more than 99%
         ("awpo", [0.0] * 99 + [1.0], None),
-        ("awpo_soft", [0.999] * 100, "'soft' of method 'awpo_soft'.*change judge.scale"),
+        ("awpo_soft", [0.999] * 100, "'soft' of method 'awpo_soft'.*change policy.judge.scale"),
         ("awpo_soft", [0.6] * 100, None),
         ("awpo_low_variance", [0.0] * 100, "the method's tau"),
         ("awpo_no_gating", [1.0] * 100, None),  # always open by its own wish
@@ -114,3 +116,14 @@ def test_reward_means_leave_failed_judgements_out() -> None:
     assert reward_metrics(get_method("grpo"), rewards)["reward/total"] == 0.75
     none = reward_metrics(get_method("grpo"), {**rewards, "reasoning": torch.full((4,), math.nan)})
     assert "reward/reasoning" not in none
+
+
+def test_groups_in_which_no_scale_could_help_do_not_count() -> None:
+    watched, said = watch("awpo")
+    for _ in range(6):
+        watched.see(VARYING, estimate([0.0] * 60 + [1.0, 0.0] * 20, flat=60))
+    assert said == []
+    watched, said = watch("awpo_low_variance")
+    for _ in range(6):
+        watched.see(VARYING, estimate([1.0] * 100, flat=100))  # this gate is about such groups
+    assert len(said) == 1
