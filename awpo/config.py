@@ -96,7 +96,7 @@ class JudgeConfig(Settings):
         None, ge=-1, le=1, description="Correlation of the scores with the outcome reward, where kind is correlated"
     )
     endpoint: EndpointConfig | None = Field(None, description="The endpoint, where the judge is one")
-    scale: float = Field(3.0, gt=0, description="Reasoning reward of a perfect thought; method.md section 1")
+    scale: float = Field(3.0, gt=0, description="Reasoning reward of a perfect thought; docs/method.md")
     two_pass: bool = Field(False, description="Show the reference rationale only after a low first score")
     samples: int = Field(1, ge=1, le=16, description="Answers of the model per thought, averaged")
     failure_limit: float = Field(0.5, gt=0, le=1, description="Share of failed judgements past which the run stops")

@@ -307,7 +307,7 @@ class PolicyTrainer(GRPOTrainer):
             self.epsilon_low, self.epsilon_high = low, high
 
     def _report(self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores) -> None:
-        """Hands the rollout's metrics to TRL's store (method.md section 6), which averages them until it logs."""
+        """Hands the rollout's metrics to TRL's store (docs/method.md), which averages them until it logs."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         values = reward_metrics(self.method, rewards_N) | result.metrics()
         if scores.grades:

@@ -290,7 +290,7 @@ def test_every_method_trains(name: str, tiny_model: Path, instances: Path, tmp_p
     assert all(isinstance(value, float | int) and value == value for row in rows for value in row.values())
     for key in ("reward/total", "reward/format", "reward/correct", "reward/reasoning", "response_length"):
         assert key in rows[0], key
-    # method.md section 6, in the step that begins with a rollout; what is of each step, in the next one, too.
+    # docs/method.md, in the step that begins with a rollout; what is of each step, in the next one, too.
     each = {"loss", "gradient_norm", "learning_rate", "entropy", "clip/clipped_share", "tokens/update", "seconds/step"}
     each |= {"seconds/update"}
     begins = {
