@@ -93,7 +93,9 @@ def test_nothing_is_wider_than_the_terminal_and_nothing_steers_it() -> None:
     assert whole.count("y") >= 5000
 
 
-def test_colour_is_for_terminals() -> None:
+def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[" not in text_of(draw_instance(FIRST))
     assert "\x1b[" in text_of(draw_instance(FIRST), force_terminal=True)
 
