@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from awpo.data.decompose import decompose, decompose_source
