@@ -978,3 +978,12 @@ def test_groups_in_which_nothing_varies_do_not_speak_for_the_gate():
         "awpo", {"outcome": outcome[1:], "reasoning": reasoning[1:]}, r_min=LOW.expand(7), r_max=HIGH.expand(7)
     )
     assert "gate/open_share" not in flat.metrics()
+
+
+def test_the_largest_rewards_are_taken_and_the_widest_type_is_kept():
+    bound = torch.tensor([1e100], dtype=torch.float64)
+    outcome = torch.tensor([[1e100, -1e100]], dtype=torch.float64)
+    result = estimate("grpo", {"outcome": outcome}, r_min=-bound, r_max=bound)
+    assert result.advantages.tolist() == [[1.0, -1.0]]
+    mixed = {"outcome": torch.tensor([[1.0, -1.0]]), "reasoning": torch.zeros(1, 2, dtype=torch.float64)}
+    assert estimate("awpo", mixed, r_min=LOW, r_max=HIGH).advantages.dtype == torch.float64
