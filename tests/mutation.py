@@ -43,6 +43,13 @@ CPU_SECONDS = 240
 
 EQUIVALENT: dict[str, str] = {
     "clipping.shrinking: nan=1.0 -> nan=2.0": "1 - 2 is below 0, and clamped to the same 0",
+    "rewards.json_equal: isinstance(left, (int, float)) and isinstance(right, (int, float)) -> isinstance(left, (int, float)) or isinstance(right, (int, float))": "a number equals nothing that is no number in Python either",
+    "rewards._largest_sum: len(table) == 1 -> len(table) == 0": "a shortcut: the matching of one row by scipy is the same",
+    "rewards._largest_sum: table[0] -> table[1] #2": "all rows have one length, and there are at least two here",
+    "rewards._largest_sum: len(table[0]) == 1 -> len(table[0]) == 0": "a shortcut: the matching of one column by scipy is the same",
+    "rewards._largest_sum: strict=True -> strict=False": "scipy gives as many rows as columns",
+    "rewards.overlong_penalty: length <= start -> length < start": "where the slope begins it is 0",
+    "groups.check_ranges: r_max_P.abs() -> r_max_P": "an r_max far below 0 has an r_min further below, which is refused",
     "groups.normalise: count_P.clamp(min=1) -> count_P": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
     "groups.normalise: min=1 -> min=0": "a group without a valid rollout then has the mean NaN, and no valid rollout to take it from",
     "groups.normalise: magnitude_PG.where(valid_PG, 0) -> magnitude_PG.where(valid_PG, 1)": "the size counts as 1 at least, with or without it",

@@ -678,6 +678,25 @@ def test_the_ends_of_the_range_have_a_tolerance_of_their_own_size():
     run("grpo", [[-10 + 0.9e-4, -15]], r_min=-20, r_max=-10)
 
 
+def test_the_widest_of_the_rewards_types_is_that_of_the_result():
+    outcome, reasoning = torch.tensor([[1.0, -1]]), torch.tensor([[0.0, 1]])
+    for one_type, other, expected in (
+        (torch.float64, torch.float32, torch.float64),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float32, torch.float16, torch.float32),
+    ):
+        rewards = {"outcome": outcome.to(one_type), "reasoning": reasoning.to(other)}
+        result = estimate("awpo", rewards, r_min=torch.tensor([-3.0]), r_max=torch.tensor([4.0]))
+        assert result.advantages.dtype == result.clip_low.dtype == expected
+
+
+def test_the_largest_range_that_is_taken():
+    assert first(run("grpo", [[1e100, -1e100]], r_min=-1e100, r_max=1e100)) == near([1, -1])
+    for r_min, r_max in ((-1.1e100, 1e100), (-1e100, 1.1e100)):
+        with pytest.raises(ValueError, match="r_min must be less than r_max"):
+            run("grpo", [[1, -1]], r_min=r_min, r_max=r_max)
+
+
 def test_a_reward_that_no_method_knows_need_only_be_a_number():
     rewards = {"outcome": torch.tensor([[1.0, -1]]), "style": torch.tensor([[-1e6, 1e6]])}
     bounds = {"r_min": torch.tensor([-3.0]), "r_max": torch.tensor([4.0])}
