@@ -262,7 +262,7 @@ def test_overlong_penalty() -> None:
     assert overlong_penalty([0, 80, 81, 90, 99, 100, 1000], 100) == pytest.approx([0, 0, -0.05, -0.5, -0.95, -1, -1])
     assert overlong_penalty([0, 50, 100], 100, share=1.0) == pytest.approx([0, -0.5, -1])
     assert overlong_penalty([], 100) == []
-    assert overlong_penalty([0, 1, 2], 1) == [0, -1, -1]
+    assert overlong_penalty([0, 1, 2], 1) == pytest.approx([0, -1, -1])
     for maximum, share in ((0, 0.2), (100, 0.0), (100, 1.1)):
         with pytest.raises(ValueError, match="maximum must be"):
             overlong_penalty([1], maximum, share)
