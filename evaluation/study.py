@@ -18,6 +18,7 @@ MEASURES: dict[str, str] = {
     "accuracy": "exact actions, sampled, held-out phrasings",
     "accuracy_tools": "exact actions, sampled, held-out tools",
     "reward": "outcome reward of training rollouts, last quarter",
+    "whole_reward": "outcome reward of training rollouts, all batches: the pace of learning",
     "gradient_norm_variation": "std of the gradient norm over its mean",
     "response_length": "tokens of a held-out answer",
 }
@@ -71,6 +72,14 @@ def running_mean(curve: Sequence[float]) -> list[float]:
     return [
         sum(curve[max(0, end - SMOOTHED) : end]) / (end - max(0, end - SMOOTHED)) for end in range(1, len(curve) + 1)
     ]
+
+
+def gain(cell: CellResult, baseline: CellResult) -> list[float]:
+    """Outcome reward of each rollout batch less the baseline's on the same prompts, as running means.
+
+    Both must be of one seed. The difference is free of which prompts a batch has; the curves themselves are not.
+    """
+    return running_mean([mine - its for mine, its in zip(cell.reward_curve, baseline.reward_curve, strict=False)])
 
 
 def steps_to_reach(cell: CellResult, target: float) -> float:

@@ -65,6 +65,14 @@ class CellResult:
     def key(self) -> tuple[str, str, int]:
         return self.method, self.judge, self.seed
 
+    @property
+    def whole_reward(self) -> float:
+        """Mean outcome reward of the rollouts of all batches: the area under the reward curve; NaN without one.
+
+        Methods of one seed see the same prompts in the same order, so that a difference of two is paired by prompt.
+        """
+        return sum(self.reward_curve) / len(self.reward_curve) if self.reward_curve else math.nan
+
 
 def read_cells(path: Path) -> list[CellResult]:
     """The rows of a cells file; none where there is no file. Raises UserError for a file that is something else."""

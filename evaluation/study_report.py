@@ -10,7 +10,7 @@ from typing import Any
 
 from awpo.artifacts import write_atomically
 from evaluation.statistics import MeanOverSeeds
-from evaluation.study import BASELINE, MEASURES, Arm, Comparison, arms_of, compare_arms, running_mean, speed, summarise
+from evaluation.study import BASELINE, MEASURES, Arm, Comparison, arms_of, compare_arms, gain, speed, summarise
 from evaluation.study_cells import NO_JUDGE, CellResult
 
 CURVES, DIFFERENCES = "curves.png", "differences.png"
@@ -153,14 +153,15 @@ def _test_row(found: Comparison) -> list[str]:
 
 
 def draw_study(cells: Sequence[CellResult], folder: Path) -> list[Path]:
-    """Draws the differences to grpo in accuracy, and the reward curves under each judge; returns the files."""
+    """Draws the differences to grpo in accuracy, and in reward batch by batch; returns the files."""
     arms = arms_of(cells)
     folder.mkdir(parents=True, exist_ok=True)
     asked = ("against grpo", "against sft")
     tests = [found for found in compare_arms(arms, ["accuracy"]) if found.question in asked]
-    judges = list(dict.fromkeys(arm.judge for arm in arms if arm.judge != NO_JUDGE and _curve(arm)))
     written = [_draw_differences(tests, folder / DIFFERENCES)] if tests else []
-    return [*written, _draw_curves(arms, judges, folder / CURVES)] if judges else written
+    baseline = _baseline(arms)
+    curves = [(arm, curve) for arm in arms if baseline and (curve := _gain_curve(arm, baseline))]
+    return [*written, _draw_curves(curves, folder / CURVES)] if curves else written
 
 
 def _draw_differences(tests: Sequence[Comparison], path: Path) -> Path:
@@ -179,39 +180,39 @@ def _draw_differences(tests: Sequence[Comparison], path: Path) -> Path:
     return _saved(figure, path)
 
 
-def _draw_curves(arms: Sequence[Arm], judges: Sequence[str], path: Path) -> Path:
+def _draw_curves(curves: Sequence[tuple[Arm, list[tuple[int, float]]]], path: Path) -> Path:
     from matplotlib.figure import Figure
 
+    judges = list(dict.fromkeys(arm.judge for arm, _ in curves))
     columns = min(3, len(judges))
     rows = math.ceil(len(judges) / columns)
     figure = Figure(figsize=(3.6 * columns, 2.9 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    baseline = _baseline(arms)
-    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(arm.method for arm in arms))}
+    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(arm.method for arm, _ in curves))}
     drawn: dict[str, Any] = {}
     for place, axes in enumerate(grid.flat):
         if place >= len(judges):
             axes.set_visible(False)
             continue
-        for arm in [*([baseline] if baseline else []), *(arm for arm in arms if arm.judge == judges[place])]:
-            curve = _curve(arm)
-            width = 2.0 if arm is baseline else 1.1
-            (drawn[arm.method],) = axes.plot(
-                [step for step, _ in curve], [mean for _, mean in curve], color=colours[arm.method], linewidth=width
-            )
+        axes.axhline(0, color="0.6", linewidth=1)
+        for arm, curve in curves:
+            if arm.judge == judges[place]:
+                steps, means = zip(*curve, strict=True)
+                (drawn[arm.method],) = axes.plot(steps, means, color=colours[arm.method], linewidth=1.2)
         axes.set_title(judges[place], fontsize=9)
     figure.legend(list(drawn.values()), list(drawn), loc="outside lower center", ncols=5, fontsize=8)
     figure.supxlabel("optimiser steps", fontsize=9)
-    figure.supylabel("outcome reward, mean over seeds", fontsize=9)
+    figure.supylabel("outcome reward less grpo's, same prompts", fontsize=9)
     return _saved(figure, path)
 
 
-def _curve(arm: Arm) -> list[tuple[int, float]]:
-    """(step, running mean of the outcome reward, averaged over seeds), as far as every seed goes."""
-    curves = [running_mean(cell.reward_curve) for cell in arm.cells.values() if cell.reward_curve]
-    if not curves:
+def _gain_curve(arm: Arm, baseline: Arm) -> list[tuple[int, float]]:
+    """(step, gain over the baseline, averaged over seeds), as far as every seed goes; empty for the baseline."""
+    shared = [seed for seed, cell in arm.cells.items() if cell.reward_curve and seed in baseline.cells]
+    if not shared or arm is baseline:
         return []
-    each = next(cell.steps_per_rollout for cell in arm.cells.values() if cell.reward_curve)
+    curves = [gain(arm.cells[seed], baseline.cells[seed]) for seed in shared]
+    each = arm.cells[shared[0]].steps_per_rollout
     return [(place * each, sum(values) / len(values)) for place, values in enumerate(zip(*curves, strict=False))]
 
 

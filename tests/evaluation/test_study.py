@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.study import arms_of, compare_arms, running_mean, speed, steps_to_reach, summarise
+from evaluation.study import arms_of, compare_arms, gain, running_mean, speed, steps_to_reach, summarise
 from evaluation.study_cells import CellResult
 from evaluation.study_report import draw_study, study_json, study_markdown
 
@@ -82,6 +82,15 @@ def test_steps_to_reach_a_reward() -> None:
     assert steps_to_reach(cell, -0.5) == 20
     assert steps_to_reach(cell, 0.5) == math.inf
     assert steps_to_reach(replace(cell, reward_curve=()), -9.0) == math.inf
+
+
+def test_the_gain_over_a_baseline_is_batch_by_batch() -> None:
+    baseline = replace(CELL, reward_curve=(-1.0, 1.0, 0.0, 0.5))
+    cell = replace(CELL, reward_curve=(-0.5, 1.5, 0.5, 2.0))
+    assert gain(cell, baseline) == pytest.approx([0.5, 0.5, 0.5, 2.5 / 3])
+    assert gain(baseline, baseline) == [0.0, 0.0, 0.0, 0.0]
+    assert cell.whole_reward == pytest.approx(0.875)
+    assert math.isnan(replace(CELL, reward_curve=()).whole_reward)
 
 
 def test_speed_is_against_the_same_seed() -> None:
