@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
+from awpo.artifacts import IN_PROGRESS, MANIFEST, WORKER_FILES
 from awpo.errors import UserError
+from tasks.layout import runs_root
 
 GIGABYTE = 1e9
 # A pipeline's checkpoints, resume states and stores stay below this for the embedded models.
@@ -71,7 +74,36 @@ def check_source(path: Path, format: str) -> None:
         get_source(format)
 
 
+def check_own(out: Path) -> None:
+    """Raises UserError where `out` is a folder with files that no command of this project left there.
+
+    Hidden files alone, such as a .gitkeep, are no hindrance.
+    """
+    if not out.is_dir() or out.absolute() == runs_root():
+        return
+    names = sorted(path.name for path in out.iterdir())
+    visible = [name for name in names if not name.startswith(".") and name not in WORKER_FILES]
+    if not visible or any(_is_mark(out / name) for name in names):
+        return
+    raise UserError(
+        f"{out} holds files that are no result of this project ({visible[0]}); choose a new or empty folder with --out"
+    )
+
+
+def _is_mark(path: Path) -> bool:
+    """Whether a file of that name tells that its folder is ours: a stage's, a flow's, or what `awpo study` writes."""
+    if path.name == MANIFEST:
+        try:
+            return {"stage", "fingerprint"} <= json.loads(path.read_text("utf-8")).keys()
+        except (OSError, ValueError, AttributeError):
+            return False  # a manifest of something else: web pages and packages have one, too
+    if path.name.startswith(".") and path.name.endswith(".mlflow.json"):
+        return True
+    return path.name in (IN_PROGRESS, "cells.csv", "study.json")
+
+
 def check_out(out: Path, needed: float = NEEDED_DISK) -> None:
-    """Both: writable, and disk enough."""
+    """All of it: writable, nobody else's, and disk enough."""
     check_writable(out)
+    check_own(out)
     check_disk(out, needed)

@@ -1,0 +1,75 @@
+"""What commands check before they begin: whose the folder of results is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from awpo.artifacts import IN_PROGRESS, open_stage
+from awpo.errors import UserError
+from flows.cli import app
+from flows.preflight import check_own, check_writable
+
+
+def test_a_folder_of_foreign_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "method.md").write_text("# Precious\n")
+    for command in (["data", "corpus"], ["train"], ["study"]):
+        done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"error: {tmp_path} holds files that are no result of this project (method.md); choose a new or empty "
+            "folder with --out\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["method.md"]
+
+
+def test_missing_empty_and_hidden_are_no_hindrance(tmp_path: Path) -> None:
+    check_own(tmp_path / "missing")
+    check_own(tmp_path)
+    (tmp_path / ".gitkeep").touch()
+    check_own(tmp_path)
+
+
+def test_an_earlier_result_is_taken_up(tmp_path: Path) -> None:
+    with open_stage(tmp_path / "stage", "example", {}, {}) as stage:
+        (tmp_path / "stage" / "rows.txt").write_text("rows")
+        check_own(tmp_path / "stage")  # unfinished: only the mark of work in progress
+        assert (tmp_path / "stage" / IN_PROGRESS).exists()
+        stage.finish()
+    check_own(tmp_path / "stage")
+    (tmp_path / "flow" / "data").mkdir(parents=True)
+    with pytest.raises(UserError, match="no result of this project"):
+        check_own(tmp_path / "flow")
+    (tmp_path / "flow" / ".train.mlflow.json").write_text("{}")
+    check_own(tmp_path / "flow")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "cells.csv").touch()
+    check_own(tmp_path / "study")
+
+
+def test_what_a_worker_left_before_its_stage_began_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    check_own(tmp_path)
+
+
+def test_a_manifest_of_something_else_does_not_make_a_folder_ours(tmp_path: Path) -> None:
+    for text in ('{"name": "app"}', "[]", "{"):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(UserError, match=r"\(manifest\.json\)"):
+            check_own(tmp_path)
+
+
+def test_the_folder_of_all_runs_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mlflow.db").touch()
+    with pytest.raises(UserError, match="no result"):
+        check_own(tmp_path)
+    monkeypatch.setenv("AWPO_RUNS", str(tmp_path))
+    check_own(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file; choose another folder with --out"):
+        check_writable(tmp_path / "file")
