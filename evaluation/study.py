@@ -40,6 +40,26 @@ class Arm:
     def name(self) -> str:
         return self.method if self.judge == NO_JUDGE else f"{self.method} · {self.judge}"
 
+    def values(self, measure: str) -> dict[int, float]:
+        """The measure by seed; NaN where it was not measured."""
+        return {seed: float(getattr(cell, measure)) for seed, cell in self.cells.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MeanArm:
+    """A method's arms under several judges, taken as one: a seed's value is the mean over the judges."""
+
+    name: str
+    arms: tuple[Arm, ...]
+
+    def values(self, measure: str) -> dict[int, float]:
+        """The measure by seed, for the seeds that every arm has."""
+        seeds = set.intersection(*(set(arm.cells) for arm in self.arms))
+        return {seed: sum(arm.values(measure)[seed] for arm in self.arms) / len(self.arms) for seed in sorted(seeds)}
+
+
+Pair = tuple[Arm | MeanArm, Arm | MeanArm]
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -63,7 +83,7 @@ def arms_of(cells: Iterable[CellResult]) -> list[Arm]:
 
 def summarise(arm: Arm, measure: str) -> MeanOverSeeds | None:
     """Mean of a measure over the arm's seeds with its 95% t interval; None where no seed has it."""
-    values = [value for cell in arm.cells.values() if not math.isnan(value := float(getattr(cell, measure)))]
+    values = [value for value in arm.values(measure).values() if not math.isnan(value)]
     return mean_over_seeds(values) if values else None
 
 
@@ -112,11 +132,26 @@ def compare_arms(arms: Sequence[Arm], measures: Iterable[str] = MEASURES) -> lis
     - is it better than `sft`, where all of them start (grpo alone is asked for);
     - is each arm other than grpo itself, `grpo`'s equal;
     - is each arm that reads a judge, `grpo_mixed`'s equal under the same judge;
-    - is each variant of awpo, `awpo`'s equal under the same judge.
+    - is each variant of awpo, `awpo`'s equal under the same judge;
+    - the last three once more over all judges: each method's mean over the judges that both have, seed by seed.
 
     Pairs that share fewer than two seeds are left out.
     """
-    questions: list[tuple[str, Callable[[Arm, Arm], bool]]] = [
+    found = []
+    for measure in measures:
+        for question, pairs in _questions(arms):
+            tests = [(first, second, test) for first, second in pairs if (test := _test(first, second, measure))]
+            adjusted = holm([test.p for _, _, test in tests])
+            found += [
+                Comparison(question, measure, first.name, second.name, test, p)
+                for (first, second, test), p in zip(tests, adjusted, strict=True)
+            ]
+    return found
+
+
+def _questions(arms: Sequence[Arm]) -> list[tuple[str, list[Pair]]]:
+    """Each question with the pairs of arms, first and second, that answer it."""
+    asked: list[tuple[str, Callable[[Arm, Arm], bool]]] = [
         ("against sft", lambda first, second: first.method == "sft" and second.method == BASELINE),
         ("against grpo", lambda first, second: first.method == BASELINE and second.method not in ("sft", BASELINE)),
         ("against grpo_mixed, same judge", lambda first, second: first.method == MIXED and _rival(first, second)),
@@ -127,27 +162,42 @@ def compare_arms(arms: Sequence[Arm], measures: Iterable[str] = MEASURES) -> lis
             ),
         ),
     ]
-    found = []
-    for measure in measures:
-        for question, asked in questions:
-            pairs = [(first, second) for first in arms for second in arms if asked(first, second)]
-            tests = [(first, second, test) for first, second in pairs if (test := _test(first, second, measure))]
-            adjusted = holm([test.p for _, _, test in tests])
-            found += [
-                Comparison(question, measure, first.name, second.name, test, p)
-                for (first, second, test), p in zip(tests, adjusted, strict=True)
-            ]
+    found: list[tuple[str, list[Pair]]] = [
+        (question, [(first, second) for first in arms for second in arms if wanted(first, second)])
+        for question, wanted in asked
+    ]
+    judged = list(dict.fromkeys(arm.method for arm in arms if arm.judge != NO_JUDGE))
+    against = {BASELINE: judged, MIXED: [name for name in judged if name != MIXED]}
+    against[PROPOSED] = [name for name in judged if name != PROPOSED and name.startswith(PROPOSED)]
+    for first, seconds in against.items():
+        pairs = [pair for second in seconds if (pair := _over_judges(arms, first, second))]
+        found.append((f"against {first}, over judges", pairs))
     return found
+
+
+def _over_judges(arms: Sequence[Arm], first: str, second: str) -> Pair | None:
+    """Both methods over the judges that both have with all seeds of the study; None for fewer than two judges.
+
+    A method that reads no judge is its one arm.
+    """
+    most = max((len(arm.cells) for arm in arms), default=0)
+    ones, others = (
+        {arm.judge: arm for arm in arms if arm.method == name and len(arm.cells) == most} for name in (first, second)
+    )
+    judges = [judge for judge in others if judge in ones or NO_JUDGE in ones]
+    if len(judges) < 2:
+        return None
+    left = tuple(ones[NO_JUDGE if NO_JUDGE in ones else judge] for judge in judges)
+    name = first if NO_JUDGE in ones else f"{first} · {len(judges)} judges"
+    return MeanArm(name, left), MeanArm(f"{second} · {len(judges)} judges", tuple(others[judge] for judge in judges))
 
 
 def _rival(first: Arm, second: Arm) -> bool:
     return first.judge == second.judge and first.method != second.method
 
 
-def _test(first: Arm, second: Arm, measure: str) -> PairedTest | None:
-    pairs = [
-        (float(getattr(first.cells[seed], measure)), float(getattr(second.cells[seed], measure)))
-        for seed in first.cells.keys() & second.cells.keys()
-    ]
+def _test(first: Arm | MeanArm, second: Arm | MeanArm, measure: str) -> PairedTest | None:
+    one, two = first.values(measure), second.values(measure)
+    pairs = [(one[seed], two[seed]) for seed in sorted(one.keys() & two.keys())]
     pairs = [pair for pair in pairs if not any(map(math.isnan, pair))]
     return paired_test(*zip(*pairs, strict=True)) if len(pairs) > 1 else None

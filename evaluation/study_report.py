@@ -201,7 +201,8 @@ def _draw_curves(curves: Sequence[tuple[Arm, list[tuple[int, float]]]], path: Pa
                 (drawn[arm.method],) = axes.plot(steps, means, color=colours[arm.method], linewidth=1.2)
         axes.set_title(judges[place], fontsize=9)
     figure.legend(list(drawn.values()), list(drawn), loc="outside lower center", ncols=5, fontsize=8)
-    figure.supxlabel("optimiser steps", fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("optimiser steps", fontsize=9)
     figure.supylabel("outcome reward less grpo's, same prompts", fontsize=9)
     return _saved(figure, path)
 

@@ -107,6 +107,7 @@ def test_questions_pair_seeds_and_judges() -> None:
         ("against grpo_mixed, same judge", f"grpo_mixed · {JUDGE}", f"awpo · {JUDGE}"),
         ("against grpo_mixed, same judge", f"grpo_mixed · {JUDGE}", f"awpo_fixed_clip · {JUDGE}"),
         ("against awpo, same judge", f"awpo · {JUDGE}", f"awpo_fixed_clip · {JUDGE}"),
+        ("against grpo, over judges", "grpo", "awpo · 2 judges"),
     }
     awpo = found["against grpo", "grpo", f"awpo · {JUDGE}"].test
     assert awpo.difference == pytest.approx(0.08 / 3)
@@ -116,6 +117,27 @@ def test_questions_pair_seeds_and_judges() -> None:
     # Of the four questions against grpo this is the third smallest p; two are 0 (differences all alike).
     assert found["against grpo", "grpo", f"awpo_fixed_clip · {JUDGE}"].test.pairs == 2
     assert found["against sft", "sft", "grpo"].test.p == pytest.approx(0.0, abs=1e-12)
+
+
+def test_questions_over_judges_take_a_seeds_mean() -> None:
+    other = "correlated -0.5 x3"
+    more = [
+        *ARMS.values(),
+        *arms_of(cells_of("grpo_mixed", other, [0.11, 0.21, 0.37])),
+        *arms_of(cells_of("awpo", other, [0.14, 0.22, 0.42])),
+        *arms_of(cells_of("awpo_soft", other, [0.9])),  # one judge alone, one seed alone: no part of this
+    ]
+    rows = {(row.question, row.second): row for row in compare_arms(more, ["accuracy"])}
+    assert {key for key in rows if key[0].endswith("over judges")} == {
+        ("against grpo, over judges", "grpo_mixed · 2 judges"),
+        ("against grpo, over judges", "awpo · 3 judges"),
+        ("against grpo_mixed, over judges", "awpo · 2 judges"),
+    }
+    row = rows["against grpo_mixed, over judges", "awpo · 2 judges"]
+    assert (row.first, row.second) == ("grpo_mixed · 2 judges", "awpo · 2 judges")
+    # By seed: (0.01 + 0.03)/2, (0.03 + 0.01)/2, (0.01 + 0.05)/2
+    assert row.test.difference == pytest.approx((0.02 + 0.02 + 0.03) / 3)
+    assert row.test.pairs == 3
 
 
 def test_one_seed_answers_nothing() -> None:
