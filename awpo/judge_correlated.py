@@ -11,13 +11,10 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from awpo.judgement import Judgement
 from awpo.rewards import outcome_reward
 from awpo.types import content_hash
-
-if TYPE_CHECKING:
-    from awpo.judge import Judgement
 
 SPREAD = 0.2
 """Standard deviation of the scores before they are cut to [0, 1]: the cut is 2.5 of them away."""

@@ -22,8 +22,10 @@ from awpo.config import JudgeConfig
 from awpo.data import store
 from awpo.errors import UserError
 from awpo.events import Progress, silent
-from awpo.judge import EndpointJudge, Grades, Judge, Judgement, grade, judge_identity, make_judge
+from awpo.judge import grade, judge_identity, make_judge
+from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_perturbations import KINDS, Pair, make_pairs, padded, reworded, right_completion, text_values
+from awpo.judgement import Grades, Judge, Judgement
 from awpo.rewards import outcome_reward
 from awpo.types import Completion, Instance
 

@@ -16,7 +16,9 @@ from typing import Any
 from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
 from awpo.config import PolicyConfig
-from awpo.judge import EndpointJudge, Grades, Judgement, grade, make_judge
+from awpo.judge import grade, make_judge
+from awpo.judge_endpoint import EndpointJudge
+from awpo.judgement import Grades, Judgement
 from awpo.methods import Method
 from awpo.rewards import outcome_parts, overlong_penalty, reward_range
 from awpo.types import Instance

@@ -14,15 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import awpo.endpoint
-import awpo.judge
+import awpo.judge_endpoint
 from awpo.chat import parse_completion, render_target
 from awpo.config import EndpointConfig, JudgeConfig
 from awpo.data.rationales import offline_rationale
 from awpo.endpoint import EndpointError
 from awpo.errors import UserError
-from awpo.judge import WEIGHTS, EndpointJudge, Judgement, RubricJudge, grade, judge_identity, make_judge
+from awpo.judge import grade, judge_identity, make_judge
+from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import CRITERIA, PROMPT_HASH, RESPONSE_FORMAT, judge_messages, read_answer, read_grades
+from awpo.judge_rubric import WEIGHTS, RubricJudge
 from awpo.judge_text import names_in
+from awpo.judgement import Judgement
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 
@@ -412,7 +415,7 @@ def test_the_same_question_is_asked_once(serve: Any) -> None:
 
 
 def test_the_cache_is_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awpo.judge, "MOST_CACHED", 2)
+    monkeypatch.setattr(awpo.judge_endpoint, "MOST_CACHED", 2)
     server = serve(lambda number, body: serve.answer(grades(9, 9, 9)))
     judge = endpoint_judge(server.url)
     assert score(judge, "a", "b", "c") == pytest.approx([0.9] * 3)

@@ -6,8 +6,9 @@ import pytest
 from awpo.chat import parse_completion
 from awpo.config import JudgeConfig
 from awpo.errors import UserError
-from awpo.judge import Judgement, make_judge
+from awpo.judge import make_judge
 from awpo.judge_correlated import CorrelatedJudge
+from awpo.judgement import Judgement
 from awpo.rewards import outcome_reward
 from awpo.types import Instance, Message, Tool, ToolCall
 

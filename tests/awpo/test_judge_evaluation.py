@@ -18,7 +18,6 @@ from awpo.config import EndpointConfig, JudgeConfig
 from awpo.data.offline_rationales import offline_rationale
 from awpo.data.store import write_instances
 from awpo.errors import UserError
-from awpo.judge import Judgement, RubricJudge
 from awpo.judge_evaluation import (
     Evaluation,
     centred,
@@ -30,6 +29,8 @@ from awpo.judge_evaluation import (
     write_evaluation,
 )
 from awpo.judge_perturbations import FLATTERY, INJECTIONS, KINDS, Pair, make_pairs, padded, reworded
+from awpo.judge_rubric import RubricJudge
+from awpo.judgement import Judgement
 from awpo.rewards import outcome_reward
 from awpo.types import Instance, Message, Tool, ToolCall
 

@@ -17,7 +17,8 @@ import pytest
 import awpo.endpoint
 from awpo.config import EndpointConfig, JudgeConfig
 from awpo.errors import UserError
-from awpo.judge import EndpointJudge, Judgement
+from awpo.judge_endpoint import EndpointJudge
+from awpo.judgement import Judgement
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 CALL = ToolCall("set_alarm", {"time": "7:30"})

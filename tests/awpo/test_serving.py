@@ -29,7 +29,8 @@ from awpo.embedded.corpus import dialogues
 from awpo.embedded.model import build_model
 from awpo.endpoint import Endpoint
 from awpo.errors import UserError
-from awpo.judge import EndpointJudge, Judgement
+from awpo.judge_endpoint import EndpointJudge
+from awpo.judgement import Judgement
 from awpo.serving.process import ModelServer
 from awpo.types import Completion
 

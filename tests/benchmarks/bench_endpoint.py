@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from awpo.config import EndpointConfig, JudgeConfig
-from awpo.judge import EndpointJudge, Judgement
+from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import RESPONSE_FORMAT, judge_messages
+from awpo.judgement import Judgement
 from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 HERE = Path(__file__).resolve()

@@ -11,7 +11,8 @@ import pytest
 from awpo.config import JudgeConfig, PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
-from awpo.judge import EndpointJudge, Grades, Judgement
+from awpo.judge_endpoint import EndpointJudge
+from awpo.judgement import Grades, Judgement
 from awpo.methods import get_method
 from awpo.training.scoring import Scorer
 

@@ -1,0 +1,163 @@
+"""A judge that asks a strong model over an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from awpo.config import JudgeConfig
+from awpo.endpoint import Endpoint, EndpointError
+from awpo.errors import UserError
+from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_grades
+from awpo.judgement import Grades, Judgement
+from awpo.types import content_hash
+
+SMALLEST_CHECKED_BATCH = 8
+"""Fewer judgements than this never stop a run: one failure of two says little."""
+MOST_CACHED = 100_000
+"""Scores that an endpoint judge remembers; the oldest are forgotten first."""
+LOW_SCORE = 0.5
+"""With `two_pass`, a first score below this is replaced by a second one, given with the reference in sight."""
+
+
+NO_THOUGHT = Grades(0.0, dict.fromkeys(CRITERIA, 0.0))
+FAILED = Grades(math.nan)
+
+
+class EndpointJudge:
+    """Asks a strong model for a score, and takes no failure for an opinion.
+
+    The score is the mean of three criteria (`awpo.judge_prompts`), averaged over `samples` answers; of those, the
+    ones that could not be had or read are left out. A judgement of which no answer could (the endpoint failed, its
+    answer could not be read, the batch's deadline passed) is NaN. An empty thought is 0 without asking; the same
+    thought about the same instance is asked once. An instance without a rationale is judged without one.
+
+    `judged` and `failures` count over the judge's life; `batch_judged`, `batch_failures` those of the latest batch,
+    `last_error` says what went wrong last (None: nothing yet). `draw` above 0 asks anew what a cache on disk knows.
+    """
+
+    def __init__(self, config: JudgeConfig, endpoint: Endpoint | None = None, *, draw: int = 0) -> None:
+        if endpoint is None:
+            if config.endpoint is None:
+                raise UserError("judge kind 'endpoint' needs 'endpoint' with base_url and model")
+            endpoint = Endpoint(config.endpoint)
+        self.config, self.endpoint = config, endpoint
+        self.judged = self.failures = self.batch_judged = self.batch_failures = 0
+        self.last_error: str | None = None
+        self._first_draw = draw * config.samples
+        self._cache: dict[str, Grades] = {}
+        self._schema = True  # until the server refuses response_format
+        self._schema_taken = False  # it has answered with one
+
+    async def score(self, items: Sequence[Judgement]) -> list[float]:
+        """One score in [0, 1] or NaN per item; see `grade`."""
+        return [grades.score for grades in await self.grade(items)]
+
+    async def grade(self, items: Sequence[Judgement]) -> list[Grades]:
+        """One judgement per item, within `deadline_seconds`.
+
+        Raises UserError where more than `failure_limit` of at least 8 judgements failed, where every request must
+        fail (a wrong key, address or model), or where the budget is used up.
+        """
+        keys = [self._key(item) if (item.completion.thought or "").strip() else None for item in items]
+        pending = {
+            key: item for key, item in zip(keys, items, strict=True) if key is not None and key not in self._cache
+        }
+        fresh = await self._ask_all(pending)
+        found = [NO_THOUGHT if key is None else fresh[key] if key in fresh else self._cache[key] for key in keys]
+        self._remember(fresh)
+        self.batch_judged, self.batch_failures = len(items), sum(math.isnan(grades.score) for grades in found)
+        self.judged += self.batch_judged
+        self.failures += self.batch_failures
+        share = self.batch_failures / max(1, self.batch_judged)
+        if self.batch_judged >= SMALLEST_CHECKED_BATCH and share > self.config.failure_limit:
+            raise UserError(
+                f"the judge {self.endpoint.config.model} failed on {self.batch_failures} of {self.batch_judged} thoughts "
+                f"(failure_limit {self.config.failure_limit:g}); last: {self.last_error}; mend the endpoint and resume"
+            )
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Counters over the judge's life: judgements and failures, and those of its endpoint."""
+        usage = self.endpoint.usage.metrics(self.endpoint.config)
+        usage["failed_requests"] = usage.pop("failures")
+        return {"judged": float(self.judged), "failures": float(self.failures), **usage}
+
+    def _key(self, item: Judgement) -> str:
+        return content_hash(judge_messages(item.instance, item.completion, with_reference=True))
+
+    async def _ask_all(self, pending: dict[str, Judgement]) -> dict[str, Grades]:
+        """The judgements of distinct items; failed ones where there is none when the deadline passes."""
+        if not pending:
+            return {}
+        tasks = {key: asyncio.create_task(self._judge(item)) for key, item in pending.items()}
+        try:
+            done, late = await asyncio.wait(
+                tasks.values(), timeout=self.config.deadline_seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()  # raises what makes all further asking pointless
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await self.endpoint.close()
+        if late:
+            self.last_error = f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
+        return {key: FAILED if task in late else task.result() for key, task in tasks.items()}
+
+    async def _judge(self, item: Judgement) -> Grades:
+        """One judgement. Raises EndpointError only where every other request would fail as well."""
+        found = await self._average(item, with_reference=not self.config.two_pass)
+        if self.config.two_pass and item.instance.rationale is not None and found.score < LOW_SCORE:
+            found = await self._average(item, with_reference=True)
+        return found
+
+    async def _average(self, item: Judgement, *, with_reference: bool) -> Grades:
+        messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
+        draws = range(self._first_draw, self._first_draw + self.config.samples)
+        answers = await asyncio.gather(*(self._ask(messages, draw) for draw in draws))
+        samples = [math.fsum(answer.values()) / len(answer) if answer else math.nan for answer in answers]
+        readable = [answer for answer in answers if answer]
+        if not readable:
+            return Grades(math.nan, samples=tuple(samples))
+        criteria = {name: math.fsum(answer[name] for answer in readable) / len(readable) for name in CRITERIA}
+        return Grades(math.fsum(criteria.values()) / len(criteria), criteria, tuple(samples))
+
+    async def _ask(self, messages: list[dict[str, str]], draw: int) -> dict[str, float] | None:
+        """The criteria's scores of one answer; None where it could not be had or read."""
+        try:
+            answer = await self._answer(messages, draw)
+        except EndpointError as error:
+            if error.hopeless:
+                raise
+            self.last_error = str(error)
+            return None
+        grades = read_grades(answer)
+        if grades is None:
+            self.last_error = f"an answer without readable scores: {' '.join(answer[:200].split())!r}"
+        return grades
+
+    async def _answer(self, messages: list[dict[str, str]], draw: int) -> str:
+        def keep(text: str) -> bool:
+            return read_grades(text) is not None
+
+        # What was answered without a schema in an earlier run need not be refused with it first.
+        if self._schema and (self._schema_taken or self.endpoint.known(messages, draw=draw) is None):
+            try:
+                reply = await self.endpoint.ask(messages, draw=draw, keep=keep, response_format=RESPONSE_FORMAT)
+                self._schema_taken = True
+                return reply.text
+            except EndpointError as error:
+                if error.status not in (400, 422):
+                    raise
+        reply = await self.endpoint.ask(messages, draw=draw, keep=keep)
+        if not reply.cached:
+            self._schema = False  # refused with it, answered without
+        return reply.text
+
+    def _remember(self, found: dict[str, Grades]) -> None:
+        self._cache.update((key, grades) for key, grades in found.items() if not math.isnan(grades.score))
+        while len(self._cache) > MOST_CACHED:
+            del self._cache[next(iter(self._cache))]
