@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from awpo.types import Completion, Instance, Message, ToolCall
+from awpo.types import Completion, Instance, Message, Tool, ToolCall
 
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -46,10 +46,17 @@ def render_prompt(tokenizer: Any, instance: Instance, *, thinking: bool = True) 
     `tokenizer` is a transformers tokenizer with a chat template. `thinking=False` passes `enable_thinking=False`
     to the template; otherwise the template's own default holds, as templates without the switch need.
     """
+    return render_messages(tokenizer, instance.prompt, instance.tools, thinking=thinking)
+
+
+def render_messages(
+    tokenizer: Any, messages: Iterable[Message], tools: Iterable[Tool], *, thinking: bool = True
+) -> str:
+    """As `render_prompt`, for messages and tools that are no instance."""
     options: dict[str, Any] = {} if thinking else {"enable_thinking": False}
     return tokenizer.apply_chat_template(
-        messages_for_template(instance.prompt),
-        tools=[tool.to_json() for tool in instance.tools] or None,
+        messages_for_template(messages),
+        tools=[tool.to_json() for tool in tools] or None,
         add_generation_prompt=True,
         tokenize=False,
         **options,

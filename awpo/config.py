@@ -8,7 +8,7 @@ variable that `api_key_variable` names.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
@@ -162,6 +162,8 @@ Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 class TrainingConfig(Settings):
     """What SFT and policy training have in common."""
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"threads", "save_every"})
+
     lora: AdapterConfig | None = Field(None, description="Train adapters of low rank; none: train all weights")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -304,13 +306,17 @@ class PolicyConfig(TrainingConfig):
 class EvaluationConfig(Settings):
     """What a checkpoint is evaluated on."""
 
-    benchmarks: tuple[Literal["held_out", "bfcl"], ...] = Field(("held_out", "bfcl"), description="Benchmarks to run")
+    benchmarks: tuple[Literal["held_out", "bfcl_v3", "api_bank", "mmlu_pro"], ...] = Field(
+        ("held_out", "bfcl_v3"), description="Benchmarks to run"
+    )
     splits: tuple[str, ...] = Field(("test_phrasings", "test_tools"), description="Splits of the instances to run")
     instances_per_split: int = Field(200, ge=1, description="At most this many instances per split, chosen by seed")
     samples: int = Field(8, ge=1, description="Samples per instance at `temperature`, beside the greedy answer")
     temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature; that of training")
     max_completion_length: int = Field(160, ge=8, description="Longest completion, in tokens")
-    bfcl_items_per_category: int = Field(30, ge=1, description="Items per BFCL category, chosen by seed")
+    bfcl_items_per_category: PositiveInt | None = Field(
+        30, description="At most this many items per BFCL category, chosen by seed; none: all"
+    )
     batch_size: int = Field(64, ge=1, description="Completions generated at once")
     threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
     seed: int = Field(0, ge=0, description="Seed of the slices and of sampling")
@@ -318,7 +324,7 @@ class EvaluationConfig(Settings):
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:
         if not self.benchmarks:
-            raise ValueError("benchmarks is empty, so nothing would be evaluated; give held_out, bfcl or both")
+            raise ValueError("benchmarks is empty, so nothing would be evaluated; give held_out or another one")
         if "held_out" in self.benchmarks and not self.splits:
             raise ValueError("benchmark 'held_out' needs at least one of splits")
         for name, values in (("benchmarks", self.benchmarks), ("splits", self.splits)):

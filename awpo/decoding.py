@@ -13,6 +13,7 @@ where floating point breaks a tie differently.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Row:
 
     `prompt` numbers its prompt: rows of the same number have the same `ids` and share a prefill. `limit` is the most
     tokens to generate; `uniform` holds as many random numbers in [0, 1), or is None where the row is greedy.
+    `seconds` is the time from the start of its batch to its last token.
     """
 
     prompt: int
@@ -48,6 +50,7 @@ class Row:
     uniform: np.ndarray | None
     output: list[int] = field(default_factory=list)
     finish: Literal["stop", "length", "no_room"] = "length"
+    seconds: float = 0.0
 
 
 def uniform_numbers(key: str, count: int) -> np.ndarray:
@@ -133,6 +136,7 @@ class Decoder:
     @torch.inference_mode()
     def _run(self, rows: list[Row], temperature: float) -> Iterator[int]:
         """Generates one batch; yields the number of rows ended each time the batch is packed anew, and at its end."""
+        start = time.monotonic()
         longest, limit = len(rows[0].ids), max(row.limit for row in rows)
         cache = self._prefill(rows, longest - 1 + limit)
         lengths = torch.tensor([len(row.ids) for row in rows], device=self.device)
@@ -165,6 +169,8 @@ class Decoder:
                     if token in end_ids:
                         row.finish = "stop"
                     alive[index] = token not in end_ids and len(row.output) < row.limit
+                    if not alive[index]:
+                        row.seconds = time.monotonic() - start
             left = sum(alive)
             if left <= PACK_BELOW * len(running):
                 yield len(running) - left

@@ -1,136 +1,96 @@
-"""Completions from a checkpoint on this machine, on a CPU or one GPU, by the loop of `awpo.decoding`."""
+"""What benchmarks and sources of completions say to each other: a question, how to sample, what came back."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
-import torch
-
-from awpo.chat import END_TOKENS, render_prompt
-from awpo.decoding import Decoder, Row, uniform_numbers
+from awpo.chat import parse_completion
 from awpo.events import Progress, silent
-from awpo.types import Instance
-from evaluation.loading import load
+from awpo.types import Completion, Instance, Message, Tool, ToolCall, content_hash
+
+Finish = Literal["stop", "length", "no_room", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation that waits for an assistant's turn, and the tools on offer."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+
+    @staticmethod
+    def of(instance: Instance) -> Question:
+        return Question(instance.prompt, instance.tools)
+
+    @property
+    def hash(self) -> str:
+        """Content hash of messages and tools, 16 hex digits: equal questions are equal whoever is asked."""
+        return content_hash([[tool.to_json() for tool in self.tools], [message.to_json() for message in self.messages]])
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a question is answered: `samples` draws at `temperature` (0: greedy), after one greedy answer more where
+    `with_greedy` is set. `max_tokens` limits one answer; the first of the texts in `stop` ends it and is cut off."""
+
+    samples: int = 1
+    temperature: float = 0.0
+    max_tokens: int = 160
+    seed: int = 0
+    with_greedy: bool = False
+    stop: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> int:
+        """The number of answers to each question."""
+        return self.samples + self.with_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A completion: its text with the tags kept, and the tokens generated, the closing one included.
+    """One answer: its text with the tags kept, and the tokens generated, the closing one included.
 
-    `finish` tells why it ended: "stop" at an end token, "length" at the limit, and "no_room" where the prompt
-    alone fills the model's context (text empty, 0 tokens).
+    `finish` tells why it ended: "stop" at an end token or a stop text, "length" at the limit, "no_room" where the
+    prompt alone fills the model's context (text empty, 0 tokens), and "failed" where no answer came: `failure` says
+    why, and the answer must not be scored. `seconds` is the time from asking to the last token; it takes no part in
+    comparisons. `tool_calls` are the calls that an endpoint returned as structure, None where they stand in the text.
     """
 
     text: str
     tokens: int
-    finish: Literal["stop", "length", "no_room"] = "stop"
+    finish: Finish = "stop"
+    prompt_tokens: int = 0
+    seconds: float = field(default=0.0, compare=False)
+    tool_calls: tuple[ToolCall, ...] | None = None
+    failure: str = ""
+
+    def completion(self) -> Completion:
+        """The answer taken apart; structured calls stand for those in the text."""
+        read = parse_completion(self.text)
+        return read if self.tool_calls is None else replace(read, tool_calls=self.tool_calls)
 
 
 class Generator(Protocol):
-    """What the benchmarks ask of a source of completions."""
+    """A source of answers: a checkpoint on this machine, or an endpoint."""
 
-    def render(self, instance: Instance) -> str:
-        """The text of an instance's prompt."""
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides the answers beside question and sampling: the model's fingerprint, prompt format, thinking."""
         ...
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        samples: int = 1,
-        temperature: float = 0.0,
-        max_tokens: int = 160,
-        seed: int = 0,
-        batch_size: int = 64,
-        with_greedy: bool = False,
-        progress: Progress = silent,
-    ) -> list[list[Generated]]: ...
-
-
-class LocalGenerator:
-    """Generates with the checkpoint in a Hugging Face folder (safetensors and tokenizer).
-
-    `threads`: torch threads, 0 leaves it to the launcher. Raises UserError where the folder cannot be loaded or
-    the model keeps a state other than keys and values.
-    """
-
-    def __init__(self, checkpoint: Path, threads: int = 0) -> None:
-        if threads:
-            torch.set_num_threads(threads)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer, model = load(checkpoint, "auto" if self.device.type == "cuda" else torch.float32)
-        self.model = model.to(self.device).eval()
-        self.end_ids = self._end_ids()
-        self.decoder = Decoder(self.model, self.end_ids)
-
-    def render(self, instance: Instance) -> str:
-        """The prompt of an instance, by the tokenizer's own template."""
-        return render_prompt(self.tokenizer, instance)
-
-    def _end_ids(self) -> list[int]:
-        """The model's own end tokens, and those of the ChatML family that the tokenizer has."""
-        declared = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = {declared} if isinstance(declared, int) else set(declared or ())
-        vocabulary = self.tokenizer.get_vocab()
-        ids |= {vocabulary[token] for token in END_TOKENS if token in vocabulary}
-        ids |= {self.tokenizer.eos_token_id} - {None}
-        return sorted(ids)
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        samples: int = 1,
-        temperature: float = 0.0,
-        max_tokens: int = 160,
-        seed: int = 0,
-        batch_size: int = 64,
-        with_greedy: bool = False,
-        progress: Progress = silent,
+    def answer(
+        self, questions: Sequence[Question], sampling: Sampling, *, progress: Progress = silent
     ) -> list[list[Generated]]:
-        """`samples` completions per prompt, in the order of `prompts`.
+        """`sampling.answers` answers to each question, in the order of `questions`, the greedy one first.
 
-        `temperature` 0 is greedy. `with_greedy` puts a greedy completion before the samples of each prompt, from
-        the same prefill. `max_tokens` limits a completion, `batch_size` the completions generated at once; fewer
-        are where their keys and values would pass the memory set aside. `progress` counts completions.
-        Raises ValueError for an empty prompt.
+        The same question twice in the list is two draws. A question that could not be asked has answers that are
+        "failed"; an error that all other questions would meet, too, is raised as UserError. `progress` counts
+        answers.
         """
-        rows = self._rows(prompts, samples, temperature, max_tokens, seed, with_greedy)
-        done = sum(row.limit == 0 for row in rows)
-        progress(done, len(rows), "completions")
-        for finished in self.decoder.complete(rows, temperature, batch_size):
-            done += finished
-            progress(done, len(rows), "completions")
-        answers: list[list[Generated]] = [[] for _ in prompts]
-        for row in rows:
-            answers[row.prompt].append(Generated(self._text(row.output), len(row.output), row.finish))
-        return answers
+        ...
 
-    def _rows(
-        self, prompts: Sequence[str], samples: int, temperature: float, max_tokens: int, seed: int, with_greedy: bool
-    ) -> list[Row]:
-        """The completions to make, prompt by prompt, each with its own random numbers."""
-        rows: list[Row] = []
-        seen: Counter[str] = Counter()
-        for index, prompt in enumerate(prompts):
-            ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            if not ids:
-                raise ValueError(f"prompt {index} is empty")
-            limit = max(0, min(max_tokens, self.decoder.context - len(ids)))
-            # The same prompt twice in the list is two draws, not one draw twice.
-            seen[prompt] += 1
-            for sample in range(-1 if with_greedy else 0, samples):
-                uniform = None
-                if temperature > 0 and sample >= 0 and limit:
-                    uniform = uniform_numbers(f"{seed}\0{seen[prompt]}\0{sample}\0{prompt}", limit)
-                rows.append(Row(index, ids, limit, uniform, finish="length" if limit else "no_room"))
-        return rows
-
-    def _text(self, ids: list[int]) -> str:
-        hidden = {*self.end_ids, self.tokenizer.pad_token_id}
-        kept = [token for token in ids if token not in hidden]
-        return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def room(self, question: Question) -> int | None:
+        """The tokens that the model's context leaves for an answer, at least 0; None where nobody tells."""
+        ...

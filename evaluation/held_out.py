@@ -9,24 +9,70 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from awpo.chat import parse_completion
+from awpo.chat import render_target
 from awpo.config import EvaluationConfig
 from awpo.data.store import iterate_instances
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.rewards import is_exact
 from awpo.types import Instance
-from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_step, is_empty, score_rows
+from evaluation.benchmarks import GoldVerdict, Part, PartResult
+from evaluation.generate import Generated, Generator, Question, Sampling
+from evaluation.golds import ReferenceAnswers
+from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_step, make_item, score_rows
 
-if TYPE_CHECKING:
-    from evaluation.generate import Generated, Generator
-
-BENCHMARK = "held_out"
+NAME = "held_out"
 PROTOCOL = "next action, reference history, exact match of a finished answer"
+
+
+class HeldOut:
+    """The held-out splits of the instances that a policy was trained on."""
+
+    name = NAME
+
+    def identity(self, config: EvaluationConfig) -> dict[str, str]:
+        return {}
+
+    def parts(self, instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
+        parts: list[Part] = []
+        missing: dict[str, str] = {}
+        for split, found in read_splits(needed(instances), config.splits).items():
+            if found:
+                parts.append(_part(split, found, config))
+            else:
+                missing[f"{NAME}/{split}"] = "the instances hold none of this split"
+        return parts, missing
+
+    def summary(self, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+        return []
+
+    def gold_verdicts(self, data: Path | None, config: EvaluationConfig) -> Iterator[GoldVerdict]:
+        for split, found in read_splits(needed(data), config.splits).items():
+            answers = ReferenceAnswers([render_target(instance.target, None) for instance in found])
+            items, _ = evaluate_split(answers, found, config.model_copy(update={"samples": 1}))
+            for item in items:
+                if item.sample == GREEDY:
+                    yield GoldVerdict(split, item.item_id, item.correct is True, item.detail)
+
+
+def needed(instances: Path | None) -> Path:
+    """The folder, or UserError where none is given."""
+    if instances is None:
+        raise UserError("the benchmark held_out needs 'instances': the folder that the stage decompose wrote")
+    return instances
+
+
+def _part(split: str, found: Sequence[Instance], config: EvaluationConfig) -> Part:
+    chosen = choose(found, config.instances_per_split, config.seed)
+
+    def run(generator: Generator, progress: Progress) -> PartResult:
+        items, rows = evaluate_split(generator, chosen, config, progress=progress)
+        return items, [row | {"available": len(found)} for row in rows]
+
+    return Part(f"{NAME}/{split}", len(chosen) * (config.samples + 1), run)
 
 
 def choose(instances: Sequence[Instance], count: int, seed: int) -> list[Instance]:
@@ -68,19 +114,12 @@ def evaluate_split(
     `instances` are those to evaluate, in full; `choose` picks them.
     """
     start = time.monotonic()
-    answers = generator.generate(
-        [generator.render(instance) for instance in instances],
-        samples=config.samples,
-        temperature=config.temperature,
-        max_tokens=config.max_completion_length,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        with_greedy=True,
-        progress=progress,
-    )
+    sampling = Sampling(config.samples, config.temperature, config.max_completion_length, config.seed, with_greedy=True)
+    questions = [Question.of(instance) for instance in instances]
+    answers = generator.answer(questions, sampling, progress=progress)
     items = [
-        _item(instance, number, answer)
-        for instance, completions in zip(instances, answers, strict=True)
+        _item(instance, question, number, answer)
+        for instance, question, completions in zip(instances, questions, answers, strict=True)
         for number, answer in enumerate(completions, start=GREEDY)
     ]
     seconds = round(time.monotonic() - start, 3)
@@ -88,10 +127,12 @@ def evaluate_split(
     return items, rows
 
 
-def _item(instance: Instance, sample: int, answer: Generated) -> Item:
-    completion = parse_completion(answer.text)
-    return Item(
-        benchmark=BENCHMARK,
+def _item(instance: Instance, question: Question, sample: int, answer: Generated) -> Item:
+    completion = answer.completion()
+    return make_item(
+        question,
+        answer,
+        benchmark=NAME,
         split=instance.split,
         item_id=instance.id,
         dialogue_id=instance.dialogue_id,
@@ -101,9 +142,5 @@ def _item(instance: Instance, sample: int, answer: Generated) -> Item:
         kind=instance.kind,
         sample=sample,
         correct=answer.finish == "stop" and is_exact(instance.target, completion),
-        completion=answer.text,
-        response_tokens=answer.tokens,
-        empty=is_empty(completion),
-        finish=answer.finish,
         detail="; ".join(completion.errors[:2]),
     )

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from awpo.errors import UserError
-from awpo.types import Completion
+from awpo.types import Completion, ToolCall
 from evaluation.statistics import clustered_bootstrap, pass_at_k, wilson
+
+if TYPE_CHECKING:
+    from evaluation.generate import Generated, Question
 
 GREEDY = -1
 ITEMS = "items.parquet"
 SCORES = "scores.json"
 PASS_AT = (1, 8)
+REQUEST_FAILED = "request_failed"
+"""The error type of an item that has no answer."""
 
 ScoreRow = dict[str, Any]
 
@@ -28,8 +34,11 @@ class Item:
     """One completion and its verdict.
 
     `sample` is -1 for the greedy completion, else its number from 0. `step` of `steps` is the place of the
-    item in its dialogue. `empty` is true where the model gave neither a call nor a reply. `detail` is the
-    checker's reason, where there is one.
+    item in its dialogue. `correct` is the verdict, None where there is no answer to judge. `empty` is true where the
+    model gave neither a call nor a reply. `error_type` names the kind of mistake in the benchmark's own words, `detail`
+    is the checker's reason, where there is one. `prompt_hash` is the question's (`Question.hash`, the first one of a
+    dialogue), `calls` what was called as JSON, [{"name", "arguments"}]. Tokens and `seconds` are sums over a dialogue's
+    answers; `seconds` takes no part in comparisons.
     """
 
     benchmark: str
@@ -41,16 +50,79 @@ class Item:
     steps: int
     kind: str
     sample: int
-    correct: bool
+    correct: bool | None
     completion: str
     response_tokens: int
     empty: bool
     finish: str = "stop"
     detail: str = ""
+    error_type: str = ""
+    prompt_hash: str = ""
+    calls: str = "[]"
+    prompt_tokens: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
 
-_TYPES = {"str": pa.string(), "int": pa.int32(), "bool": pa.bool_()}
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int32(),
+    "bool": pa.bool_(),
+    "bool | None": pa.bool_(),
+    "float": pa.float64(),
+}
 SCHEMA = pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(Item)])
+
+
+def make_item(
+    question: Question,
+    answer: Generated,
+    *,
+    benchmark: str,
+    split: str,
+    item_id: str,
+    source: str,
+    kind: str,
+    correct: bool,
+    dialogue_id: str | None = None,
+    step: int = 0,
+    steps: int = 1,
+    sample: int = GREEDY,
+    error_type: str = "",
+    detail: str = "",
+) -> Item:
+    """The item of one answer to one question. A failed answer has no verdict, whatever `correct` says.
+
+    `dialogue_id` is the item's own id where it stands for itself.
+    """
+    completion = answer.completion()
+    failed = answer.finish == "failed"
+    return Item(
+        benchmark=benchmark,
+        split=split,
+        item_id=item_id,
+        dialogue_id=item_id if dialogue_id is None else dialogue_id,
+        source=source,
+        step=step,
+        steps=steps,
+        kind=kind,
+        sample=sample,
+        correct=None if failed else correct,
+        completion=answer.text,
+        response_tokens=answer.tokens,
+        empty=is_empty(completion),
+        finish=answer.finish,
+        detail=answer.failure if failed else detail,
+        error_type=REQUEST_FAILED if failed else error_type,
+        prompt_hash=question.hash,
+        calls=calls_json(completion.tool_calls),
+        prompt_tokens=answer.prompt_tokens,
+        seconds=round(answer.seconds, 4),
+    )
+
+
+def calls_json(calls: Iterable[ToolCall]) -> str:
+    """Calls as the text of a column: JSON, [{"name", "arguments"}]."""
+    return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
 
 def is_empty(completion: Completion) -> bool:
@@ -61,7 +133,8 @@ def is_empty(completion: Completion) -> bool:
 def write_items(path: Path, items: Iterable[Item]) -> None:
     rows = [asdict(item) for item in items]
     for row in rows:  # a lone surrogate, which a model may emit, is not text that a file can hold
-        row["completion"] = row["completion"].encode("utf-8", "replace").decode("utf-8")
+        for name in ("completion", "calls", "detail"):
+            row[name] = row[name].encode("utf-8", "replace").decode("utf-8")
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
 
 
@@ -84,7 +157,7 @@ def by_item(items: Iterable[Item]) -> dict[str, list[Item]]:
 
 
 def mean_correct(samples: Sequence[Item]) -> float:
-    return sum(item.correct for item in samples) / len(samples)
+    return sum(item.correct is True for item in samples) / len(samples)
 
 
 Grouping = Callable[[Item], str]
@@ -98,12 +171,17 @@ def by_kind(item: Item) -> str:
     return f"kind={item.kind}"
 
 
+def by_source(item: Item) -> str:
+    return f"source={item.source}"
+
+
 def score_rows(
     items: Sequence[Item], *, groupings: Sequence[Grouping] = (), seed: int = 0, **fields: Any
 ) -> list[ScoreRow]:
     """Rows of `scores.json` for the items of one benchmark and split: greedy and sampled, all and by group.
 
-    A mode or group without items has no row. `fields` are added to every row.
+    A mode or group without items has no row. Items without a verdict are left out; the rows that they would count in
+    say "partial" and how many are "missing". `fields` are added to every row.
     """
     rows: list[ScoreRow] = []
     for mode in ("greedy", "sampled"):
@@ -114,7 +192,11 @@ def score_rows(
             for item in chosen:
                 found[grouping(item)].append(item)
             groups |= {name: found[name] for name in sorted(found, key=lambda name: (len(name), name))}
-        rows += [_row(mode, name, members, seed) | fields for name, members in groups.items()]
+        for name, members in groups.items():
+            if judged := [item for item in members if item.correct is not None]:
+                missing = len(members) - len(judged)
+                partial = {"partial": True, "missing": missing} if missing else {}
+                rows.append(_row(mode, name, judged, seed) | partial | fields)
     return rows
 
 
@@ -151,7 +233,7 @@ def _pass_at(groups: Sequence[Sequence[Item]]) -> dict[str, float]:
     """pass@k over items, for each k of which every item has samples enough."""
     fewest = min(len(samples) for samples in groups)
     return {
-        str(k): sum(pass_at_k(sum(item.correct for item in samples), len(samples), k) for samples in groups)
+        str(k): sum(pass_at_k(sum(item.correct is True for item in samples), len(samples), k) for samples in groups)
         / len(groups)
         for k in PASS_AT
         if k <= fewest

@@ -1,8 +1,7 @@
 """The stage "evaluation": every benchmark of the config on one checkpoint.
 
-Work is cut into parts (a split of held_out, a category of BFCL). Each finished part is kept in a hidden folder, so
-that a stage that was interrupted goes on where it stood. A part without items is not run: it has no row in
-`scores.json`, and the manifest names it with the reason.
+Each finished part of a benchmark is kept in a hidden folder, so that a stage that was interrupted goes on where it
+stood. A part without items is not run: it has no row in `scores.json`, and the manifest names it with the reason.
 """
 
 from __future__ import annotations
@@ -10,37 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from awpo.artifacts import Manifest, code_version, input_identity, open_stage, write_atomically
 from awpo.config import EvaluationConfig
-from awpo.errors import UserError
 from awpo.events import Progress, RunLog
-from awpo.types import Instance, content_hash
-from evaluation import held_out
-from evaluation.bfcl import benchmark as bfcl
-from evaluation.bfcl.data import CATEGORIES, choose, installed_version, read_category
+from awpo.types import content_hash
+from evaluation.benchmarks import Benchmark, Part, PartResult, get_benchmark, identities
+from evaluation.generate import Generator
+from evaluation.held_out import needed
 from evaluation.items import ITEMS, SCORES, Item, ScoreRow, read_items, write_items
-
-if TYPE_CHECKING:
-    from evaluation.generate import Generator
 
 STAGE = "evaluation"
 PARTS = ".parts"
-
-PartResult = tuple[list[Item], list[ScoreRow]]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of an evaluation: `name` is "benchmark/split", `size` its completions; `run` gives items and rows."""
-
-    name: str
-    size: int
-    run: Callable[[Generator, Progress], PartResult]
 
 
 def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: EvaluationConfig) -> Manifest:
@@ -51,30 +33,30 @@ def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: Evalua
     """
     inputs = {"checkpoint": input_identity(checkpoint)}
     if "held_out" in config.benchmarks:
-        inputs["instances"] = input_identity(_needed(instances))
-    if "bfcl" in config.benchmarks:
-        inputs["bfcl-eval"] = installed_version()
+        inputs["instances"] = input_identity(needed(instances))
+    inputs |= identities(config)
+    benchmarks = [get_benchmark(name) for name in config.benchmarks]
     with open_stage(out, STAGE, inputs, config.model_dump(mode="json", exclude={"threads"})) as stage:
         if stage.finished:
             return stage.manifest
         log = RunLog(out)
-        parts, missing = _plan(instances, config)
+        parts, missing = _plan(benchmarks, instances, config)
         for name, reason in missing.items():
             log.warning(f"{name} is not run: {reason}")
         items: list[Item] = []
         rows: list[ScoreRow] = []
         total, done, start = sum(part.size for part in parts), 0, time.monotonic()
         log.progress(0, total, "completions")
-        from evaluation.generate import LocalGenerator  # torch takes seconds; mistakes are told before
+        from evaluation.local_generator import LocalGenerator  # torch takes seconds; mistakes are told before
 
-        generator = LocalGenerator(checkpoint, config.threads)
+        generator = LocalGenerator(checkpoint, config.threads, config.batch_size)
         for part in parts:
             found, scored = _kept(out / PARTS, part, generator, _shifted(log, done, total))
             items += found
             rows += scored
             done += part.size
-        if "bfcl" in config.benchmarks:
-            rows += bfcl.summary_rows(rows)
+        for benchmark in benchmarks:
+            rows += benchmark.summary([row for row in rows if row["benchmark"] == benchmark.name])
         counts = {
             "items": len({(item.benchmark, item.item_id) for item in items}),
             "completions": len(items),
@@ -94,45 +76,17 @@ def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: Evalua
         return manifest
 
 
-def _needed(instances: Path | None) -> Path:
-    if instances is None:
-        raise UserError("the benchmark held_out needs 'instances': the folder that the stage decompose wrote")
-    return instances
-
-
-def _plan(instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
+def _plan(
+    benchmarks: Sequence[Benchmark], instances: Path | None, config: EvaluationConfig
+) -> tuple[list[Part], dict[str, str]]:
     """The parts of an evaluation in order, and those that cannot be run with the reason."""
     parts: list[Part] = []
     missing: dict[str, str] = {}
-    if "held_out" in config.benchmarks:
-        for split, found in held_out.read_splits(_needed(instances), config.splits).items():
-            if found:
-                parts.append(_held_out_part(split, found, config))
-            else:
-                missing[f"{held_out.BENCHMARK}/{split}"] = "the instances hold none of this split"
-    if "bfcl" in config.benchmarks:
-        parts += [_bfcl_part(category, config) for category in CATEGORIES]
+    for benchmark in benchmarks:
+        its_parts, its_missing = benchmark.parts(instances, config)
+        parts += its_parts
+        missing |= its_missing
     return parts, missing
-
-
-def _held_out_part(split: str, found: Sequence[Instance], config: EvaluationConfig) -> Part:
-    chosen = held_out.choose(found, config.instances_per_split, config.seed)
-
-    def run(generator: Generator, progress: Progress) -> PartResult:
-        items, rows = held_out.evaluate_split(generator, chosen, config, progress=progress)
-        return items, [row | {"available": len(found)} for row in rows]
-
-    return Part(f"{held_out.BENCHMARK}/{split}", len(chosen) * (config.samples + 1), run)
-
-
-def _bfcl_part(category: str, config: EvaluationConfig) -> Part:
-    known = read_category(category)
-    chosen = choose(known, config.bfcl_items_per_category, config.seed)
-
-    def run(generator: Generator, progress: Progress) -> PartResult:
-        return bfcl.evaluate_category(generator, chosen, config, available=len(known), progress=progress)
-
-    return Part(f"{bfcl.BENCHMARK}/{category}", len(chosen), run)
 
 
 def _shifted(log: RunLog, before: int, overall: int) -> Progress:

@@ -228,17 +228,17 @@ def _rates(row: Mapping[str, Any] | None) -> list[Cell]:
 
 def bfcl_table(runs: Sequence[RunSummary]) -> list[list[Cell]]:
     """Categories as rows, runs as columns: accuracy, interval, items, empty-output rate. Empty where none ran it."""
-    if not any(row["benchmark"] == "bfcl" for run in runs for row in run.scores):
+    if not any(row["benchmark"] == "bfcl_v3" for run in runs for row in run.scores):
         return []
     table = [
-        [Cell(category), *(_bfcl_cell(score_row(run, "bfcl", category, "greedy")) for run in runs)]
+        [Cell(category), *(_bfcl_cell(score_row(run, "bfcl_v3", category, "greedy")) for run in runs)]
         for category in CATEGORIES
     ]
     for name, needed in AVERAGES.items():
         cells = [Cell(name)]
         for run in runs:
-            row = score_row(run, "bfcl", name, "greedy", "average")
-            have = sum(score_row(run, "bfcl", category, "greedy") is not None for category in needed)
+            row = score_row(run, "bfcl_v3", name, "greedy", "average")
+            have = sum(score_row(run, "bfcl_v3", category, "greedy") is not None for category in needed)
             if row is None and 0 < have < len(needed):
                 cells.append(Cell(f"partial: {have} of {len(needed)} categories", style="none"))
             else:

@@ -109,7 +109,7 @@ def evaluate(
     out: Out,
     instances: Annotated[Path | None, typer.Option(help="Folder of instances; none: the embedded corpus.")] = None,
     split: Annotated[list[str] | None, typer.Option(help="Split to evaluate on; give it again for more.")] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="held_out or bfcl; give it again for more.")] = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="held_out, bfcl_v3, ..; give it again for more.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

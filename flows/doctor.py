@@ -117,7 +117,7 @@ def check_bfcl() -> Check:
         "bfcl-eval",
         "note",
         version or "not installed",
-        f"pip install --no-deps bfcl-eval=={BFCL}, for the benchmark bfcl",
+        f"pip install --no-deps bfcl-eval=={BFCL}, for the benchmark bfcl_v3",
     )
 
 

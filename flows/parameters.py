@@ -87,10 +87,9 @@ class PipelineSettings(Settings):
                 near = difflib.get_close_matches(split, get_args(Split), n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"splits: {', '.join(get_args(Split))}"
                 raise UserError(f"evaluation.splits: no split {split!r}; {hint}")
-        if "bfcl" in self.evaluation.benchmarks:
-            from evaluation.bfcl.data import installed_version
+        from evaluation.benchmarks import identities
 
-            installed_version()
+        identities(self.evaluation)
         if self.data is not None and not Path(self.data).exists():
             raise UserError(f"{self.data} does not exist; give the path of a source file or folder")
         return self

@@ -49,7 +49,7 @@ def methods_table(rows: Sequence[dict[str, Any]]) -> Table:
             "accuracy (95%)": f"{number(row['accuracy'])} {number(row['accuracy_low'], 2)}-{number(row['accuracy_high'], 2)}",
             "greedy": number(row["greedy"]),
             "tools": number(row["test_tools"]),
-            "BFCL": number(row["bfcl"]),
+            "BFCL": number(row["bfcl_v3"]),
             "tokens": number(row["response_length"], 1),
             "time": duration(row["seconds"]),
         }
@@ -106,7 +106,7 @@ def last_screen(console: Console, result: dict[str, Any], store: str, seconds: f
         "tokens: mean length of an answer; time: wall time of its training stage, minutes",
     ):
         console.print(line, style="dim", highlight=False)
-    if any(row["bfcl"] is not None for row in result["methods"]):
+    if any(row["bfcl_v3"] is not None for row in result["methods"]):
         console.print("BFCL: the official checker; so small a model scores near zero there", style="dim")
     console.print()
     runs = store.removeprefix("sqlite:///")

@@ -49,7 +49,7 @@ class MethodRow:
     `reward` is the mean outcome reward (ToolRL's, -3 to 4) of the sampled answers on `split`; `accuracy` their exact
     accuracy with its 95% interval; `response_length` their mean length in tokens; `seconds` the wall time of the
     training stage. `greedy` and `test_tools` are accuracies of greedy answers on `split` and of sampled ones on
-    held-out tools; `bfcl` is the official checker's overall score; each is None where it was not run.
+    held-out tools; `bfcl_v3` is the official checker's overall score; each is None where it was not run.
     `train_reward` is the mean total reward over the last quarter of policy training.
     """
 
@@ -65,7 +65,7 @@ class MethodRow:
     seconds: float
     greedy: float | None
     test_tools: float | None
-    bfcl: float | None
+    bfcl_v3: float | None
     train_reward: float | None
     split: str | None
     run_id: str | None
@@ -116,7 +116,7 @@ def method_row(subject: Subject) -> MethodRow:
         seconds=trained.seconds if trained else 0.0,
         greedy=greedy["accuracy"] if greedy else None,
         test_tools=tools["accuracy"] if tools else None,
-        bfcl=_bfcl(scores),
+        bfcl_v3=_bfcl(scores),
         train_reward=read_summary(subject.trained).get("reward/total"),
         split=split,
         run_id=file.run_id if file else None,
@@ -148,11 +148,11 @@ def compare(subjects: list[Subject], summary: Path, tracking: Tracking) -> list[
                 "response_length",
                 "greedy",
                 "test_tools",
-                "bfcl",
+                "bfcl_v3",
             )
             for name in names:
                 if row[name] is not None:
-                    client.log_metric(row["run_id"], f"held_out/{name}" if name != "bfcl" else name, row[name])
+                    client.log_metric(row["run_id"], f"held_out/{name}" if name != "bfcl_v3" else name, row[name])
     show_table("methods", [_shown(row) for row in rows], "Reward and held-out accuracy of each method")
     return rows
 

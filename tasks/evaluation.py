@@ -119,12 +119,10 @@ def evaluation_job(checkpoint: Path, instances: Path | None, out: Path, config: 
 
 
 def evaluation_versions(config: EvaluationConfig) -> dict[str, str]:
-    """The version of the official checker, where it is asked for; UserError where it is missing."""
-    if "bfcl" not in config.benchmarks:
-        return {}
-    from evaluation.bfcl.data import installed_version
+    """Versions of checkers and data of the config's benchmarks, by name; UserError where one is missing."""
+    from evaluation.benchmarks import identities
 
-    return {"bfcl-eval": installed_version()}
+    return dict(identities(config))
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:

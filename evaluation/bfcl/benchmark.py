@@ -8,23 +8,76 @@ closing tag does not lose a call that is whole.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
 from awpo.events import Progress, silent
 from awpo.types import Completion
-from evaluation.bfcl.data import LIVE_AST, NON_LIVE_AST, SOURCE, VERSION, BfclItem
+from evaluation.benchmarks import GoldVerdict, Part, PartResult
+from evaluation.bfcl.data import (
+    CATEGORIES,
+    LIVE_AST,
+    NON_LIVE_AST,
+    SOURCE,
+    VERSION,
+    BfclItem,
+    choose,
+    installed_version,
+    read_category,
+)
 from evaluation.bfcl.process import CheckerProcess
-from evaluation.items import GREEDY, Item, ScoreRow, is_empty, score_rows
+from evaluation.generate import Generated, Generator, Question, Sampling
+from evaluation.items import Item, ScoreRow, make_item, score_rows
 from evaluation.statistics import weighted_mean
 
-if TYPE_CHECKING:
-    from evaluation.generate import Generated, Generator
-
-BENCHMARK = "bfcl"
+NAME = "bfcl_v3"
 PROTOCOL = f"bfcl-eval {VERSION}, single turn, native template, JSON Schema tools, dotted names"
+
+
+class BfclV3:
+    """The Berkeley Function Calling Leaderboard, version 3."""
+
+    name = NAME
+
+    def identity(self, config: EvaluationConfig) -> dict[str, str]:
+        return {"bfcl-eval": installed_version()}
+
+    def parts(self, instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
+        return [_part(category, config) for category in CATEGORIES], {}
+
+    def summary(self, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+        return summary_rows(rows)
+
+    def gold_verdicts(self, data: Path | None, config: EvaluationConfig) -> Iterator[GoldVerdict]:
+        """The reference answers of the categories that have them: of each parameter the first value allowed."""
+        for category in CATEGORIES:
+            items = [item for item in read_category(category) if item.answer is not None]
+            with CheckerProcess() as checker:
+                for item in items:
+                    verdict = checker.check(item, first_values(item.answer or []))
+                    reason = f"{verdict['error_type']} {verdict['error']}".strip()
+                    yield GoldVerdict(category, item.id, verdict["valid"], reason)
+
+
+def first_values(answer: Sequence[dict[str, dict[str, list[Any]]]]) -> list[dict[str, Any]]:
+    """Calls made from a reference: the first allowed value of each parameter; an empty text means it may be left out."""
+    return [
+        {name: {key: values[0] for key, values in parameters.items() if values[0] != ""}}
+        for call in answer
+        for name, parameters in call.items()
+    ]
+
+
+def _part(category: str, config: EvaluationConfig) -> Part:
+    known = read_category(category)
+    chosen = choose(known, config.bfcl_items_per_category, config.seed)
+
+    def run(generator: Generator, progress: Progress) -> PartResult:
+        return evaluate_category(generator, chosen, config, available=len(known), progress=progress)
+
+    return Part(f"{NAME}/{category}", len(chosen), run)
 
 
 def decoded_calls(completion: Completion) -> list[dict[str, Any]]:
@@ -47,15 +100,14 @@ def evaluate_category(
     The row's `checker_failures` counts items on which the official checker gave no verdict; they are wrong.
     """
     start = time.monotonic()
-    answers = generator.generate(
-        [generator.render(item.instance()) for item in items],
-        max_tokens=config.max_completion_length,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        progress=progress,
-    )
+    questions = [Question.of(item.instance()) for item in items]
+    sampling = Sampling(max_tokens=config.max_completion_length, seed=config.seed)
+    answers = generator.answer(questions, sampling, progress=progress)
     with CheckerProcess() as checker:
-        found = [_item(checker, item, completions[0]) for item, completions in zip(items, answers, strict=True)]
+        found = [
+            _item(checker, item, question, answer)
+            for item, question, (answer,) in zip(items, questions, answers, strict=True)
+        ]
         failures = checker.failures
     rows = score_rows(
         found,
@@ -68,24 +120,18 @@ def evaluate_category(
     return found, rows
 
 
-def _item(checker: CheckerProcess, item: BfclItem, answer: Generated) -> Item:
-    completion = parse_completion(answer.text)
-    verdict = checker.check(item, decoded_calls(completion))
-    return Item(
-        benchmark=BENCHMARK,
+def _item(checker: CheckerProcess, item: BfclItem, question: Question, answer: Generated) -> Item:
+    verdict = checker.check(item, decoded_calls(answer.completion()))
+    return make_item(
+        question,
+        answer,
+        benchmark=NAME,
         split=item.category,
         item_id=item.id,
-        dialogue_id=item.id,
         source=SOURCE,
-        step=0,
-        steps=1,
         kind=item.kind,
-        sample=GREEDY,
         correct=verdict["valid"],
-        completion=answer.text,
-        response_tokens=answer.tokens,
-        empty=is_empty(completion),
-        finish=answer.finish,
+        error_type=verdict["error_type"],
         detail=f"{verdict['error_type']} {verdict['error']}".strip()[:300],
     )
 
@@ -97,7 +143,7 @@ def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     package's `eval_runner_helper`; but "simple" is Python alone here (the leaderboard averages it over Python, Java
     and JavaScript), hence "python" in the names.
     """
-    known = {row["split"]: row for row in rows if row["benchmark"] == BENCHMARK and row["group"] == "all"}
+    known = {row["split"]: row for row in rows if row["benchmark"] == NAME and row["group"] == "all"}
     result: list[ScoreRow] = []
     for name, categories, by_size in (
         ("non_live_ast (python)", NON_LIVE_AST, False),
@@ -114,7 +160,7 @@ def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             for key in ("empty_rate", "response_tokens", "cut_rate")
         }
         added = {key: sum(part[key] for part in parts) for key in ("items", "dialogues", "available", "seconds")}
-        head = {"benchmark": BENCHMARK, "split": name, "mode": "greedy", "group": "average"}
+        head = {"benchmark": NAME, "split": name, "mode": "greedy", "group": "average"}
         interval = {"accuracy": accuracy, "low": low, "high": high}
         result.append({**head, **interval, **mixed, **added, "protocol": PROTOCOL, "categories": list(categories)})
     return result

@@ -75,7 +75,7 @@ def installed_version() -> str:
         version = None
     if version != VERSION:
         have = f"bfcl-eval {version} is installed" if version else "the package bfcl-eval is not installed"
-        raise UserError(f"{have}, the benchmark bfcl needs {VERSION}: {INSTALL}; or take bfcl out of 'benchmarks'")
+        raise UserError(f"{have}, the benchmark bfcl_v3 needs {VERSION}: {INSTALL}; or take it out of 'benchmarks'")
     return version
 
 
@@ -115,8 +115,8 @@ def _read(name: str) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {path} ({error}); reinstall the package: {INSTALL} --force-reinstall") from None
 
 
-def choose(items: list[BfclItem], count: int, seed: int) -> list[BfclItem]:
-    """At most `count` items, by a hash of seed and id: a smaller choice is the beginning of a larger one."""
+def choose(items: list[BfclItem], count: int | None, seed: int) -> list[BfclItem]:
+    """At most `count` items (None: all), by a hash of seed and id: a smaller choice is the beginning of a larger one."""
     return sorted(items, key=lambda item: hashlib.sha256(f"{seed}\0{item.id}".encode()).digest())[:count]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from awpo.chat import render_prompt, render_target
+from awpo.chat import render_target
 from awpo.data.store import write_instances
 from awpo.events import Progress, silent
 from awpo.types import Instance, Message, Tool, ToolCall
-from evaluation.generate import Generated
+from evaluation.generate import Finish, Generated, Question, Sampling
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = """{%- if tools %}<|im_start|>system
@@ -110,42 +111,37 @@ def instances_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@functools.cache
+def _known() -> dict[str, Instance]:
+    """Every instance above, by the hash of its question."""
+    made = [instance for split in ("test_phrasings", "test_tools") for instance in _instances(split, 6)]
+    return {Question.of(instance).hash: instance for instance in made}
+
+
 class Answering:
-    """A source of completions that is told what to answer: `answer(instance, sample)`, sample -1 for greedy."""
+    """A source of answers that is told what to say: `say(question, sample)`, sample -1 for greedy."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, answer: Callable[[Instance, int], str], finish: str = "stop"
-    ) -> None:
-        self.tokenizer, self.answer, self.finish = tokenizer, answer, finish
-        self.known: dict[str, Instance] = {}
+    identity: Mapping[str, Any] = {"model": "told what to say"}
 
-    def render(self, instance: Instance) -> str:
-        prompt = render_prompt(self.tokenizer, instance)
-        self.known[prompt] = instance
-        return prompt
+    def __init__(self, say: Callable[[Question, int], str], finish: Finish = "stop") -> None:
+        self.say, self.finish = say, finish
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        samples: int = 1,
-        temperature: float = 0.0,
-        max_tokens: int = 160,
-        seed: int = 0,
-        batch_size: int = 64,
-        with_greedy: bool = False,
-        progress: Progress = silent,
+    def answer(
+        self, questions: Sequence[Question], sampling: Sampling, *, progress: Progress = silent
     ) -> list[list[Generated]]:
-        numbers = range(-1, samples) if with_greedy else range(samples)
-        return [[Generated(self.answer(self.known[prompt], n), 5, self.finish) for n in numbers] for prompt in prompts]
+        numbers = range(-1 if sampling.with_greedy else 0, sampling.samples)
+        return [[Generated(self.say(question, n), 5, self.finish) for n in numbers] for question in questions]
+
+    def room(self, question: Question) -> None:
+        return None
 
 
 @pytest.fixture
-def answering(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Answering]:
-    return lambda answer, finish="stop": Answering(tokenizer, answer, finish)
+def answering() -> Callable[..., Answering]:
+    return lambda say, finish="stop": Answering(say, finish)
 
 
 @pytest.fixture
 def reference() -> Callable[..., str]:
-    """The reference answer to an instance, as a model would write it."""
-    return lambda instance, sample=0: render_target(instance.target, "I think.")
+    """The reference answer to an instance's question, as a model would write it."""
+    return lambda question, sample=0: render_target(_known()[question.hash].target, "I think.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import awpo.decoding
 from awpo.decoding import choose
 from awpo.errors import UserError
-from evaluation.generate import LocalGenerator
+from awpo.types import Message
+from evaluation.generate import Question, Sampling
+from evaluation.local_generator import LocalGenerator
 
 PROMPTS = ["a", "Weather in Oslo?", "xyz " * 30, "Call <tool_call> me", "Weather in Oslo? " * 9, "é€ß", "b"]
 
@@ -36,7 +39,7 @@ def greedy_by_hand(checkpoint: Path, ids: list[int], count: int) -> list[int]:
 
 
 def test_greedy_in_a_padded_batch_is_what_the_bare_model_says(checkpoint: Path, generator: LocalGenerator) -> None:
-    answers = generator.generate(PROMPTS, max_tokens=12, batch_size=len(PROMPTS))
+    answers = generator.generate(PROMPTS, Sampling(max_tokens=12))
     for prompt, (answer,) in zip(PROMPTS, answers, strict=True):
         expected = greedy_by_hand(checkpoint, generator.tokenizer(prompt)["input_ids"], 12)
         ends = [place for place, token in enumerate(expected) if token in generator.end_ids]
@@ -50,7 +53,7 @@ def test_layers_with_a_sliding_window_see_their_window_alone(make_checkpoint: Ca
     folder = make_checkpoint(use_sliding_window=True, sliding_window=6, max_window_layers=1)
     generator = LocalGenerator(folder, threads=1)
     assert set(generator.model.config.layer_types) == {"full_attention", "sliding_attention"}
-    answers = generator.generate(PROMPTS, max_tokens=12)
+    answers = generator.generate(PROMPTS, Sampling(max_tokens=12))
     expected = [greedy_by_hand(folder, generator.tokenizer(prompt)["input_ids"], 12) for prompt in PROMPTS]
     for row, (answer,) in zip(expected, answers, strict=True):
         assert answer.text == generator._text(row[: answer.tokens])
@@ -59,8 +62,11 @@ def test_layers_with_a_sliding_window_see_their_window_alone(make_checkpoint: Ca
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_batch_size_and_order_change_nothing(generator: LocalGenerator, temperature: float) -> None:
+    sized = copy(generator)
+
     def run(prompts: list[str], size: int) -> list[list[object]]:
-        found = generator.generate(prompts, samples=3, temperature=temperature, max_tokens=16, batch_size=size)
+        sized.batch_size = size
+        found = sized.generate(prompts, Sampling(samples=3, temperature=temperature, max_tokens=16))
         return [list(samples) for samples in found]
 
     together = run(PROMPTS, 64)
@@ -70,17 +76,17 @@ def test_batch_size_and_order_change_nothing(generator: LocalGenerator, temperat
 
 
 def test_memory_set_aside_changes_nothing(generator: LocalGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8)
+    free = generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8))
     monkeypatch.setattr(awpo.decoding, "CACHE_BYTES", 1)
     monkeypatch.setattr(awpo.decoding, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
-    sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, 2, 1.0, 8, 0, False), 64)]
+    sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, Sampling(2, 1.0, 8)), 64)]
     assert set(sizes) == {1}
-    assert generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=8) == free
+    assert generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8)) == free
 
 
 def test_the_seed_decides(generator: LocalGenerator) -> None:
     def run(seed: int) -> list[str]:
-        found = generator.generate(PROMPTS, samples=4, temperature=1.0, max_tokens=16, seed=seed)
+        found = generator.generate(PROMPTS, Sampling(samples=4, temperature=1.0, max_tokens=16, seed=seed))
         return [answer.text for samples in found for answer in samples]
 
     assert run(1) == run(1)
@@ -88,14 +94,14 @@ def test_the_seed_decides(generator: LocalGenerator) -> None:
 
 
 def test_samples_differ_from_each_other_and_between_equal_prompts(generator: LocalGenerator) -> None:
-    first, second = generator.generate(["same", "same"], samples=4, temperature=1.0, max_tokens=16)
+    first, second = generator.generate(["same", "same"], Sampling(samples=4, temperature=1.0, max_tokens=16))
     assert len({answer.text for answer in [*first, *second]}) == 8
 
 
 def test_greedy_beside_samples_is_greedy(generator: LocalGenerator) -> None:
-    alone = generator.generate(PROMPTS, max_tokens=16)
-    sampled = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=16)
-    both = generator.generate(PROMPTS, samples=2, temperature=1.0, max_tokens=16, with_greedy=True)
+    alone = generator.generate(PROMPTS, Sampling(max_tokens=16))
+    sampled = generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=16))
+    both = generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=16, with_greedy=True))
     assert both == [[*greedy, *samples] for greedy, samples in zip(alone, sampled, strict=True)]
 
 
@@ -120,7 +126,7 @@ def test_an_end_token_ends_its_row_and_no_other(checkpoint: Path, make_checkpoin
     counts = Counter(token for row in expected for token in set(row))
     end = next(token for token, rows in counts.most_common() if rows < len(PROMPTS))
     generator = LocalGenerator(make_checkpoint(eos_token_id=end), threads=1)
-    answers = [answer for (answer,) in generator.generate(PROMPTS, max_tokens=16)]
+    answers = [answer for (answer,) in generator.generate(PROMPTS, Sampling(max_tokens=16))]
     assert {answer.finish for answer in answers} == {"stop", "length"}
     for row, answer in zip(expected, answers, strict=True):
         place = row.index(end) if end in row else None
@@ -139,7 +145,7 @@ def test_a_prompt_near_the_context_is_answered_short_and_a_longer_one_not_at_all
     make_checkpoint: Callable[..., Path],
 ) -> None:
     generator = LocalGenerator(make_checkpoint(max_position_embeddings=20), threads=1)
-    (full,), (near,), (fits,) = generator.generate(["x" * 20, "x" * 17, "x" * 4], max_tokens=6)
+    (full,), (near,), (fits,) = generator.generate(["x" * 20, "x" * 17, "x" * 4], Sampling(max_tokens=6))
     assert (full.text, full.tokens, full.finish) == ("", 0, "no_room")
     assert near.tokens <= 3
     assert fits.tokens == 6 or fits.finish == "stop"
@@ -147,11 +153,11 @@ def test_a_prompt_near_the_context_is_answered_short_and_a_longer_one_not_at_all
 
 def test_progress_counts_every_completion(generator: LocalGenerator) -> None:
     calls: list[tuple[int, int]] = []
-    generator.generate(
+    sized = copy(generator)
+    sized.batch_size = 4
+    sized.generate(
         PROMPTS,
-        samples=3,
-        max_tokens=4,
-        batch_size=4,
+        Sampling(samples=3, max_tokens=4),
         progress=lambda done, total, what="": calls.append((done, total)),
     )
     assert calls[0] == (0, 21)
@@ -159,10 +165,28 @@ def test_progress_counts_every_completion(generator: LocalGenerator) -> None:
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
 
 
+def test_a_question_is_rendered_by_the_template_and_answered(generator: LocalGenerator) -> None:
+    question = Question((Message("user", "Weather in Oslo?"),))
+    prompt = generator.render(question)
+    assert prompt == "<|im_start|>user\nWeather in Oslo?<|im_end|>\n<|im_start|>assistant\n"
+    ((answer,),) = generator.answer([question], Sampling(max_tokens=8))
+    assert [[answer]] == generator.generate([prompt], Sampling(max_tokens=8))
+    size = len(generator.tokenizer(prompt)["input_ids"])
+    assert (answer.prompt_tokens, generator.room(question)) == (size, 4096 - size)
+    assert answer.seconds > 0
+
+
+def test_a_stop_text_ends_an_answer_and_is_cut_off(generator: LocalGenerator) -> None:
+    ((whole,),) = generator.generate(["a"], Sampling(max_tokens=12))
+    stop = whole.text[3:5]
+    ((cut,),) = generator.generate(["a"], Sampling(max_tokens=12, stop=("never there", stop)))
+    assert (cut.text, cut.finish) == (whole.text[: whole.text.index(stop)], "stop")
+
+
 def test_an_empty_prompt_is_refused(generator: LocalGenerator) -> None:
     with pytest.raises(ValueError, match="prompt 1 is empty"):
-        generator.generate(["a", ""])
-    assert generator.generate([]) == []
+        generator.generate(["a", ""], Sampling())
+    assert generator.generate([], Sampling()) == []
 
 
 def without_a_weight(folder: Path) -> None:

@@ -57,7 +57,7 @@ def test_wrong_calls_are_not_correct(
     wrong: Callable[[str], str],
 ) -> None:
     calls = [instance for instance in instances if instance.kind == "call"]
-    items, rows = evaluate_split(answering(lambda instance, sample: wrong(reference(instance))), calls, CONFIG)
+    items, rows = evaluate_split(answering(lambda question, sample: wrong(reference(question))), calls, CONFIG)
     assert not any(item.correct for item in items)
     assert {row["accuracy"] for row in rows} == {0.0}
 
@@ -75,7 +75,7 @@ def test_greedy_and_samples_are_counted_apart(
     answering: Callable[..., Any], reference: Callable[..., str], instances: list[Instance]
 ) -> None:
     """Greedy is always right; of the eight samples the first two are."""
-    generator = answering(lambda instance, sample: reference(instance) if sample < 2 else "")
+    generator = answering(lambda question, sample: reference(question) if sample < 2 else "")
     _, rows = evaluate_split(generator, instances, CONFIG)
     by_mode = {row["mode"]: row for row in rows if row["group"] == "all"}
     assert by_mode["greedy"]["accuracy"] == 1.0

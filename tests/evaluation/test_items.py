@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from awpo.chat import parse_completion
 from awpo.errors import UserError
-from evaluation.items import Item, by_kind, by_step, is_empty, read_items, score_rows, write_items
+from awpo.types import Message, ToolCall
+from evaluation.generate import Generated, Question
+from evaluation.items import Item, by_kind, by_source, by_step, is_empty, make_item, read_items, score_rows, write_items
 
 ITEM = Item("held_out", "test_tools", "a", "d", "made", 0, 2, "call", -1, True, "text", 7, False)
 
@@ -82,3 +85,43 @@ def test_steps_are_listed_in_their_order() -> None:
     items = [replace(ITEM, item_id=str(step), step=step) for step in (10, 2, 0)]
     groups = [row["group"] for row in score_rows(items, groupings=(by_step,))]
     assert groups == ["all", "step=0", "step=2", "step=10"]
+
+
+def test_an_item_of_an_answer_says_what_was_called_and_asked() -> None:
+    question = Question((Message("user", "Weather in Oslo?"),))
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    answer = Generated(text, 9, prompt_tokens=31, seconds=0.5)
+    names = {"benchmark": "b", "split": "s", "item_id": "i", "source": "made", "kind": "call"}
+    item = make_item(question, answer, correct=True, **names)
+    assert json.loads(item.calls) == [{"name": "weather", "arguments": {"city": "Oslo"}}]
+    assert (item.prompt_hash, item.prompt_tokens, item.seconds) == (question.hash, 31, 0.5)
+    assert (item.correct, item.empty, item.dialogue_id, item.error_type) == (True, False, "i", "")
+    structured = replace(answer, text="", tool_calls=(ToolCall("weather", {"city": "Rome"}),))
+    assert json.loads(make_item(question, structured, correct=True, **names).calls)[0]["arguments"] == {"city": "Rome"}
+
+
+def test_a_failed_answer_has_no_verdict_and_its_row_says_partial() -> None:
+    question = Question((Message("user", "?"),))
+    failed = Generated("", 0, "failed", failure="the endpoint answered 500")
+    item = make_item(
+        question, failed, correct=False, benchmark="held_out", split="test_tools", item_id="z", source="m", kind="call"
+    )
+    assert (item.correct, item.error_type, item.detail) == (None, "request_failed", "the endpoint answered 500")
+    (row,) = score_rows([ITEM, item])
+    assert (row["accuracy"], row["items"], row["partial"], row["missing"]) == (1.0, 1, True, 1)
+    assert score_rows([item]) == []
+    assert "partial" not in score_rows([ITEM])[0]
+
+
+def test_the_verdict_none_survives_the_file(tmp_path: Path) -> None:
+    write_items(tmp_path / "items.parquet", [replace(ITEM, correct=None), ITEM])
+    assert [item.correct for item in read_items(tmp_path / "items.parquet")] == [None, True]
+
+
+def test_rows_by_source() -> None:
+    items = [ITEM, replace(ITEM, item_id="b", source="other", correct=False)]
+    assert {row["group"]: row["accuracy"] for row in score_rows(items, groupings=(by_source,))} == {
+        "all": 0.5,
+        "source=made": 1.0,
+        "source=other": 0.0,
+    }

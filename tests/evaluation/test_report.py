@@ -64,7 +64,7 @@ def scores(accuracy: float, split: str = "test_tools") -> list[dict[str, Any]]:
 
 
 def bfcl(category: str, **fields: Any) -> dict[str, Any]:
-    row = {"benchmark": "bfcl", "split": category, "mode": "greedy", "group": "all", "accuracy": 0.5, "low": 0.3}
+    row = {"benchmark": "bfcl_v3", "split": category, "mode": "greedy", "group": "all", "accuracy": 0.5, "low": 0.3}
     return row | {"high": 0.7, "items": 30, "available": 240, "dialogues": 30, "empty_rate": 0.4} | fields
 
 

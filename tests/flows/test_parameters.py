@@ -25,7 +25,7 @@ def test_the_demo_trains_what_is_promised() -> None:
     demo = read_pipeline("demo")
     assert demo.methods == ("grpo", "grpo_mixed", "awpo")
     assert demo.init == "sft"
-    assert set(demo.evaluation.benchmarks) == {"held_out", "bfcl"}
+    assert set(demo.evaluation.benchmarks) == {"held_out", "bfcl_v3"}
     assert demo.evaluation.samples == 8
     assert demo.evaluation.bfcl_items_per_category == 30
     assert demo.policy.steps_per_rollout > 1, "with one step per rollout batch no clip does anything"

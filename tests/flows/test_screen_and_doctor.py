@@ -28,7 +28,7 @@ def row(**values: Any) -> dict[str, Any]:
         "seconds": 754.0,
         "greedy": 0.52,
         "test_tools": None,
-        "bfcl": 0.0,
+        "bfcl_v3": 0.0,
         "split": "test_phrasings",
         "run_id": "r",
     }

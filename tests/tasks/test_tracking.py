@@ -105,8 +105,8 @@ def test_values_that_are_not_finite_numbers_are_skipped_and_counted(tracking: Tr
 
 def test_metric_names_that_mlflow_refuses_are_made_acceptable(tracking: Tracking, tmp_path: Path) -> None:
     run = begin(tracking, tmp_path / "s")
-    run.metrics({"bfcl/live_ast (python)/accuracy": 0.5})
-    assert tracking.client().get_run(run.run_id).data.metrics == {"bfcl/live_ast _python_/accuracy": 0.5}
+    run.metrics({"bfcl_v3/live_ast (python)/accuracy": 0.5})
+    assert tracking.client().get_run(run.run_id).data.metrics == {"bfcl_v3/live_ast _python_/accuracy": 0.5}
 
 
 def test_inputs_bear_the_content_hash(tracking: Tracking, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from awpo.training.scoring import Scorer
 from awpo.training.sft import Demonstrations
 from awpo.training.sft_trainer import IGNORED
 from awpo.types import Instance, Message, Tool, ToolCall
-from evaluation.generate import LocalGenerator
+from evaluation.generate import Question, Sampling
+from evaluation.local_generator import LocalGenerator
 
 TEMPLATES = ("qwen3.jinja", "qwen3_instruct_2507.jinja")
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -125,7 +126,7 @@ def evaluated_prompts(folder: Path) -> list[list[int]]:
         yield len(rows)
 
     generator.decoder.complete = complete  # type: ignore[method-assign]
-    generator.generate([generator.render(instance) for instance in INSTANCES], max_tokens=1)
+    generator.answer([Question.of(instance) for instance in INSTANCES], Sampling(max_tokens=1))
     return seen
 
 

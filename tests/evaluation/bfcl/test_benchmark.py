@@ -11,9 +11,9 @@ import pytest
 
 from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
-from awpo.types import Instance
 from evaluation.bfcl.benchmark import decoded_calls, evaluate_category, summary_rows
 from evaluation.bfcl.data import INSTALL, LIVE_AST, NON_LIVE_AST, read_category
+from evaluation.generate import Question
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
@@ -37,9 +37,14 @@ def test_parallel_calls_in_any_order_are_correct(answering: Callable[..., Any]) 
         ("spotify.play", {"artist": "Maroon 5", "duration": 15}),
         ("spotify.play", {"artist": "Taylor Swift", "duration": 20}),
     ]
-    generator = answering(lambda instance, sample: "\n".join(block(*call) for call in calls))
-    (found,), (row,) = evaluate_category(generator, [item], EvaluationConfig(), available=200)
-    assert "spotify.play" in next(iter(generator.known))
+    asked: list[Question] = []
+
+    def say(question: Question, sample: int) -> str:
+        asked.append(question)
+        return "\n".join(block(*call) for call in calls)
+
+    (found,), (row,) = evaluate_category(answering(say), [item], EvaluationConfig(), available=200)
+    assert [tool.name for tool in asked[0].tools] == ["spotify.play"]
     assert (found.correct, found.item_id, found.split, found.kind) == (True, "parallel_0", "parallel", "call")
     assert (row["accuracy"], row["items"], row["available"], row["checker_failures"]) == (1.0, 1, 200, 0)
     assert "bfcl-eval 2025.8.6.2" in row["protocol"]
@@ -56,8 +61,8 @@ def test_a_silent_model_scores_on_irrelevance_and_the_row_shows_why(answering: C
 
 @needs_package
 def test_the_reason_of_a_wrong_answer_is_kept(answering: Callable[..., Any]) -> None:
-    def answer(instance: Instance, sample: int) -> str:
-        return block(instance.tools[0].name, {"base": 10})
+    def answer(question: Question, sample: int) -> str:
+        return block(question.tools[0].name, {"base": 10})
 
     (found,), _ = evaluate_category(answering(answer), read_category("simple")[:1], EvaluationConfig(), available=400)
     assert not found.correct
@@ -68,7 +73,7 @@ def test_the_reason_of_a_wrong_answer_is_kept(answering: Callable[..., Any]) -> 
 def rows(accuracy: dict[str, float], sizes: dict[str, int]) -> list[dict[str, Any]]:
     rest = {"low": 0.0, "high": 1.0, "items": 30, "dialogues": 30, "empty_rate": 0.0, "response_tokens": 1.0}
     return [
-        {"benchmark": "bfcl", "split": name, "mode": "greedy", "group": "all", "accuracy": share, **rest}
+        {"benchmark": "bfcl_v3", "split": name, "mode": "greedy", "group": "all", "accuracy": share, **rest}
         | {"cut_rate": 0.0, "available": sizes.get(name, 200), "seconds": 1.0}
         for name, share in accuracy.items()
     ]
