@@ -60,11 +60,21 @@ class EndpointError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: its text, the server's `finish_reason`, and whether it came from the cache."""
+    """An answer: its text, the server's `finish_reason`, and whether it came from the cache.
+
+    Tokens and seconds are what it took when it was made.
+    """
 
     text: str
     finish: str | None
     cached: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, answer: CachedAnswer, *, cached: bool = False) -> Reply:
+        return cls(answer.text, answer.finish, cached, answer.prompt_tokens, answer.completion_tokens, answer.seconds)
 
 
 class Endpoint:
@@ -154,25 +164,24 @@ class Endpoint:
         request = self._request(messages, options)
         connections = self._connect()
         if self._cache is None:
-            answer = await self._try(connections, request)
-            return Reply(answer.text, answer.finish)
+            return Reply.of(await self._try(connections, request))
         key = request_key(self.config.base_url, request, draw)
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with turn:  # whoever asks the same at the same time waits for the first, and finds its answer
             if known := self._cache.get(key):
                 self.usage.cache_hits += 1
-                return Reply(known.text, known.finish, cached=True)
+                return Reply.of(known, cached=True)
             answer = await self._try(connections, request)
             if keep is None or keep(answer.text):
                 self._cache.put(key, str(request["model"]), answer)
-            return Reply(answer.text, answer.finish)
+            return Reply.of(answer)
 
     def known(self, messages: Sequence[Mapping[str, Any]], *, draw: int = 0) -> Reply | None:
         """The cached answer to a request without further options; None where it would have to be asked."""
         if self._cache is None:
             return None
         answer = self._cache.get(request_key(self.config.base_url, self._request(messages, {}), draw))
-        return Reply(answer.text, answer.finish, cached=True) if answer else None
+        return Reply.of(answer, cached=True) if answer else None
 
     def close_cache(self) -> None:
         """Closes the file of answers; nothing is asked afterwards."""

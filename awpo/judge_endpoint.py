@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from awpo.config import JudgeConfig
-from awpo.endpoint import Endpoint, EndpointError
+from awpo.endpoint import Endpoint, EndpointError, Reply
 from awpo.errors import UserError
 from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_grades
-from awpo.judgement import Grades, Judgement
+from awpo.judgement import Grades, JudgeAnswer, Judgement
 from awpo.types import content_hash
 
 SMALLEST_CHECKED_BATCH = 8
 """Fewer judgements than this never stop a run: one failure of two says little."""
-MOST_CACHED = 100_000
-"""Scores that an endpoint judge remembers; the oldest are forgotten first."""
+MOST_CACHED = 20_000
+"""Judgements that an endpoint judge remembers, with the answers; the oldest are forgotten first."""
 LOW_SCORE = 0.5
 """With `two_pass`, a first score below this is replaced by a second one, given with the reference in sight."""
 
 
 NO_THOUGHT = Grades(0.0, dict.fromkeys(CRITERIA, 0.0))
-FAILED = Grades(math.nan)
 
 
 class EndpointJudge:
@@ -103,43 +104,56 @@ class EndpointJudge:
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
             await self.endpoint.close()
+        too_late = Grades(
+            math.nan, failure=f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
+        )
         if late:
-            self.last_error = f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
-        return {key: FAILED if task in late else task.result() for key, task in tasks.items()}
+            self.last_error = too_late.failure
+        return {key: too_late if task in late else task.result() for key, task in tasks.items()}
 
     async def _judge(self, item: Judgement) -> Grades:
         """One judgement. Raises EndpointError only where every other request would fail as well."""
         found = await self._average(item, with_reference=not self.config.two_pass)
         if self.config.two_pass and item.instance.rationale is not None and found.score < LOW_SCORE:
-            found = await self._average(item, with_reference=True)
+            again = await self._average(item, with_reference=True)
+            found = replace(again, answers=found.answers + again.answers)
         return found
 
     async def _average(self, item: Judgement, *, with_reference: bool) -> Grades:
         messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
         draws = range(self._first_draw, self._first_draw + self.config.samples)
-        answers = await asyncio.gather(*(self._ask(messages, draw) for draw in draws))
-        samples = [math.fsum(answer.values()) / len(answer) if answer else math.nan for answer in answers]
-        readable = [answer for answer in answers if answer]
+        answers = await asyncio.gather(*(self._ask(messages, draw, with_reference) for draw in draws))
+        samples = tuple(answer.score for answer in answers)
+        readable = [answer.criteria for answer in answers if answer.criteria]
         if not readable:
-            return Grades(math.nan, samples=tuple(samples))
-        criteria = {name: math.fsum(answer[name] for answer in readable) / len(readable) for name in CRITERIA}
-        return Grades(math.fsum(criteria.values()) / len(criteria), criteria, tuple(samples))
+            return Grades(math.nan, samples=samples, answers=tuple(answers), failure=answers[-1].failure)
+        criteria = {name: math.fsum(scores[name] for scores in readable) / len(readable) for name in CRITERIA}
+        return Grades(math.fsum(criteria.values()) / len(criteria), criteria, samples, tuple(answers))
 
-    async def _ask(self, messages: list[dict[str, str]], draw: int) -> dict[str, float] | None:
-        """The criteria's scores of one answer; None where it could not be had or read."""
+    async def _ask(self, messages: list[dict[str, str]], draw: int, with_reference: bool) -> JudgeAnswer:
         try:
-            answer = await self._answer(messages, draw)
+            reply = await self._answer(messages, draw)
         except EndpointError as error:
             if error.hopeless:
                 raise
             self.last_error = str(error)
-            return None
-        grades = read_grades(answer)
+            return JudgeAnswer(with_reference, time.time(), failure=self.last_error)
+        grades, failure = read_grades(reply.text), ""
         if grades is None:
-            self.last_error = f"an answer without readable scores: {' '.join(answer[:200].split())!r}"
-        return grades
+            self.last_error = failure = f"an answer without readable scores: {' '.join(reply.text[:200].split())!r}"
+        return JudgeAnswer(
+            with_reference,
+            time.time(),
+            reply.text,
+            grades or {},
+            failure,
+            reply.seconds,
+            reply.prompt_tokens,
+            reply.completion_tokens,
+            reply.cached,
+        )
 
-    async def _answer(self, messages: list[dict[str, str]], draw: int) -> str:
+    async def _answer(self, messages: list[dict[str, str]], draw: int) -> Reply:
         def keep(text: str) -> bool:
             return read_grades(text) is not None
 
@@ -148,14 +162,14 @@ class EndpointJudge:
             try:
                 reply = await self.endpoint.ask(messages, draw=draw, keep=keep, response_format=RESPONSE_FORMAT)
                 self._schema_taken = True
-                return reply.text
+                return reply
             except EndpointError as error:
                 if error.status not in (400, 422):
                     raise
         reply = await self.endpoint.ask(messages, draw=draw, keep=keep)
         if not reply.cached:
             self._schema = False  # refused with it, answered without
-        return reply.text
+        return reply
 
     def _remember(self, found: dict[str, Grades]) -> None:
         self._cache.update((key, grades) for key, grades in found.items() if not math.isnan(grades.score))

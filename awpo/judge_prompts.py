@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from awpo.types import Completion, Instance, Message, Tool, ToolCall, canonical_json, content_hash
@@ -38,6 +38,8 @@ and loses in coherence.
 Answer with one JSON object and nothing else:
 {{"reason": "<one line>", "coherence": <0-10>, "correctness": <0-10>, "appropriateness": <0-10>}}"""
 
+REFERENCE = ("reference rationale", "reference action")
+"""Names of the blocks that a judgement without the reference lacks."""
 GIVEN_REFERENCE = "a reference rationale and action written by an expert, "
 WEIGH_REFERENCE = """\
 
@@ -78,14 +80,22 @@ def judge_messages(instance: Instance, completion: Completion, *, with_reference
         "conversation": "\n".join(canonical_json(message.to_json()) for message in instance.prompt),
     }
     if with_reference and instance.rationale is not None:
-        blocks["reference rationale"] = instance.rationale
-        blocks["reference action"] = _action(instance.target)
+        blocks |= dict(zip(REFERENCE, (instance.rationale, _action(instance.target)), strict=True))
     blocks["thought"] = completion.thought or ""
     action = Message("assistant", completion.content, completion.tool_calls)
     unreadable = "\n(a call that cannot be read)" if completion.calls_malformed else ""
     blocks["action"] = _action(action) + unreadable
-    tag = content_hash(list(blocks.items()))
-    given, weigh = (GIVEN_REFERENCE, WEIGH_REFERENCE) if "reference rationale" in blocks else ("", "")
+    return _messages(blocks, content_hash(list(blocks.items())))
+
+
+def prompt_template(*, with_reference: bool) -> list[dict[str, str]]:
+    """The messages of `judge_messages` with {{variables}} in place of the data: tag, and each block by its name."""
+    names = ["tools", "conversation", *(REFERENCE if with_reference else ()), "thought", "action"]
+    return _messages({name: f"{{{{{name.replace(' ', '_')}}}}}" for name in names}, "{{tag}}")
+
+
+def _messages(blocks: Mapping[str, str], tag: str) -> list[dict[str, str]]:
+    given, weigh = (GIVEN_REFERENCE, WEIGH_REFERENCE) if REFERENCE[0] in blocks else ("", "")
     data = "\n\n".join(f"<<<{name} {tag}\n{text}\n{name} {tag}>>>" for name, text in blocks.items())
     return [
         {"role": "system", "content": SYSTEM.format(given=given, weigh=weigh, tag=tag)},
@@ -109,12 +119,6 @@ def _prompt_hash() -> str:
     return content_hash([messages, RESPONSE_FORMAT])
 
 
-def read_answer(text: str) -> float:
-    """The mean of the criteria's scores, in [0, 1]; NaN where the answer does not give them. See `read_grades`."""
-    grades = read_grades(text)
-    return math.nan if grades is None else math.fsum(grades.values()) / len(grades)
-
-
 def read_grades(text: str) -> dict[str, float] | None:
     """Each criterion's score over 10, in [0, 1]; None where the answer does not give them all.
 
@@ -127,6 +131,13 @@ def read_grades(text: str) -> dict[str, float] | None:
     if len(found) != 1 or any(map(math.isnan, scores := found.pop())):
         return None
     return {name: score / TOP for name, score in zip(CRITERIA, scores, strict=True)}
+
+
+def read_reason(text: str) -> str:
+    """The line in which an answer gives its reason; empty where it gives none."""
+    answer = text.rpartition("</think>")[2][-_LONGEST_ANSWER:]
+    reasons = [value["reason"] for value in _objects(answer) if isinstance(value.get("reason"), str)]
+    return reasons[-1].strip() if reasons else ""
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

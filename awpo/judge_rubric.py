@@ -70,7 +70,7 @@ class RubricJudge:
 
     def _grades(self, item: Judgement) -> Grades:
         if not (item.instance.rationale or "").strip():
-            return Grades(math.nan)
+            return Grades(math.nan, failure="the instance has no reference rationale")
         criteria = self.criteria(item)
         return Grades(math.fsum(WEIGHTS[name] * value for name, value in criteria.items()), criteria)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from awpo.chat import parse_completion
 from awpo.config import PolicyConfig
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge
+from awpo.judge_prompts import judge_messages
 from awpo.judgement import Grades, Judgement
 from awpo.methods import Method
 from awpo.rewards import outcome_parts, overlong_penalty, reward_range
@@ -124,6 +125,7 @@ class Scorer:
                     "correct": scores.correct[index],
                     "reasoning": _known(scores.reasoning[index]),
                     **({"judgement": _judgement(scores.grades[index])} if scores.grades else {}),
+                    **(_requests(instances[index], texts[index], scores.grades[index]) if scores.grades else {}),
                     **{name: values[index] for name, values in rows.items()},
                 }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -134,9 +136,23 @@ def _known(value: float) -> float | None:
 
 
 def _judgement(grades: Grades) -> dict[str, Any]:
-    """A judgement as JSON: score and criteria in [0, 1], and the scores of several answers where they were averaged."""
+    """A judgement as JSON: score and criteria in [0, 1], the scores of several answers where they were averaged, why
+    there is no score where there is none, and what a model answered."""
     samples = {"samples": [_known(sample) for sample in grades.samples]} if len(grades.samples) > 1 else {}
-    return {"score": _known(grades.score), **{k: _known(v) for k, v in grades.criteria.items()}, **samples}
+    failure = {"failure": grades.failure} if grades.failure else {}
+    answers = {"answers": [asdict(answer) for answer in grades.answers]} if grades.answers else {}
+    scores = {"score": _known(grades.score), **{k: _known(v) for k, v in grades.criteria.items()}}
+    return {**scores, **samples, **failure, **answers}
+
+
+def _requests(instance: Instance, text: str, grades: Grades) -> dict[str, Any]:
+    """What a model was asked for the judgement, once for each way in which it was; nothing where none was asked."""
+    completion = parse_completion(text)
+    found = [
+        {"with_reference": shown, "messages": judge_messages(instance, completion, with_reference=shown)}
+        for shown in dict.fromkeys(answer.with_reference for answer in grades.answers)
+    ]
+    return {"requests": found} if found else {}
 
 
 def drop_samples_from(file: Path, step: int) -> None:

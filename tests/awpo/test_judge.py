@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,15 @@ from awpo.endpoint import EndpointError
 from awpo.errors import UserError
 from awpo.judge import grade, judge_identity, make_judge
 from awpo.judge_endpoint import EndpointJudge
-from awpo.judge_prompts import CRITERIA, PROMPT_HASH, RESPONSE_FORMAT, judge_messages, read_answer, read_grades
+from awpo.judge_prompts import (
+    CRITERIA,
+    PROMPT_HASH,
+    RESPONSE_FORMAT,
+    judge_messages,
+    prompt_template,
+    read_grades,
+    read_reason,
+)
 from awpo.judge_rubric import WEIGHTS, RubricJudge
 from awpo.judge_text import names_in
 from awpo.judgement import Judgement
@@ -293,22 +302,33 @@ UNREADABLE = {
 }
 
 
+def mean_of(text: str) -> float | None:
+    found = read_grades(text)
+    return None if found is None else math.fsum(found.values()) / len(found)
+
+
 @pytest.mark.parametrize("name", READABLE)
 def test_readable_answers(name: str) -> None:
     text, score = READABLE[name]
-    assert read_answer(text) == pytest.approx(score)
+    assert mean_of(text) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_unreadable_answers_are_no_score(name: str) -> None:
-    assert math.isnan(read_answer(UNREADABLE[name]))
+    assert read_grades(UNREADABLE[name]) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from([grades(9, 9, 9), "{", "}", '"', ":", "coherence", "10", "```"]), max_size=12).map("".join)))  # fmt: skip
 def test_reading_an_answer_never_raises(text: str) -> None:
-    score = read_answer(text)
-    assert math.isnan(score) or 0 <= score <= 1
+    score = mean_of(text)
+    assert score is None or 0 <= score <= 1
+    read_reason(text)
+
+
+def test_the_reason_is_read_wherever_it_stands() -> None:
+    assert read_reason(f'<think>{{"reason": "no"}}</think>```json\n{grades(1, 1, 1)}\n```') == "so"
+    assert read_reason('{"reason": 3} words') == read_reason("") == ""
 
 
 # --- the prompt
@@ -327,6 +347,24 @@ def test_the_prompt_holds_what_the_judge_needs() -> None:
     blind = judge_messages(item, completion, with_reference=False)
     assert rationale not in blind[1]["content"]
     assert "reference" not in blind[0]["content"]
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_the_template_is_the_prompt_with_variables_in_place_of_data(with_reference: bool) -> None:
+    """What is registered as the prompt is what is asked: filling it in gives the request."""
+    target, rationale = CASES["call"]
+    asked = judge_messages(
+        instance(target, rationale), Completion("I think so.", (PARIS,), ""), with_reference=with_reference
+    )
+    blocks = dict(re.findall(r"<<<([a-z ]+) [0-9a-f]+\n(.*?)\n\1 [0-9a-f]+>>>", asked[1]["content"], re.DOTALL))
+    tag = re.search(r"<<<tools ([0-9a-f]+)", asked[1]["content"])
+    assert tag
+    values = {"tag": tag[1], **{name.replace(" ", "_"): text for name, text in blocks.items()}}
+    filled = prompt_template(with_reference=with_reference)
+    for message in filled:
+        for name, text in values.items():
+            message["content"] = message["content"].replace(f"{{{{{name}}}}}", text)
+    assert filled == asked
 
 
 def test_a_thought_cannot_leave_its_block() -> None:
@@ -527,7 +565,9 @@ def test_two_passes_show_the_reference_after_a_low_first_score(
         return serve.answer(grades(value, value, value))
 
     server = serve(reply)
-    assert score(endpoint_judge(server.url, two_pass=True), "a") == pytest.approx([result])
+    [found] = asyncio.run(endpoint_judge(server.url, two_pass=True).grade(items("a")))
+    assert found.score == pytest.approx(result)
+    assert [answer.with_reference for answer in found.answers] == [False, True][:asked]
     assert len(server.requests) == asked
 
 
@@ -584,6 +624,9 @@ def test_several_samples_are_averaged_and_failed_ones_left_out(serve: Any) -> No
     assert [None if math.isnan(one) else round(one, 3) for one in found.samples] == [1.0, None, 0.5]
     assert (judge.judged, judge.failures) == (1, 0)
     assert len(server.requests) == 3
+    assert [answer.text for answer in found.answers] == answers[:3]
+    assert [bool(answer.failure) for answer in found.answers] == [False, True, False]
+    assert all(answer.prompt_tokens > 0 and answer.seconds > 0 and not answer.cached for answer in found.answers)
     assert judge.metrics()["requests"] == 3
 
 

@@ -12,9 +12,11 @@ from awpo.config import JudgeConfig, PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.judge_endpoint import EndpointJudge
-from awpo.judgement import Grades, Judgement
+from awpo.judge_prompts import judge_messages
+from awpo.judgement import Grades, JudgeAnswer, Judgement
 from awpo.methods import get_method
 from awpo.training.scoring import Scorer
+from awpo.types import Completion, ToolCall
 
 THOUGHT = "<think>\nget_weather fits: weather of a city. city is Paris.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -36,7 +38,9 @@ class PatientJudge(EndpointJudge):
         await asyncio.to_thread(self.may_answer.wait, 30)
         if self.failure:
             raise self.failure
-        return [Grades(0.5, {"coherence": 0.25, "correctness": math.nan}, (0.4, 0.6)) for _ in items]
+        answer = JudgeAnswer(True, 1.5, "well", {"coherence": 0.25}, seconds=0.1, prompt_tokens=30, completion_tokens=4)
+        criteria = {"coherence": 0.25, "correctness": math.nan}
+        return [Grades(0.5, criteria, (0.4, math.nan), (answer,)) for _ in items]
 
 
 @pytest.fixture
@@ -60,7 +64,17 @@ def test_an_endpoint_is_asked_while_other_work_goes_on(patient: Scorer, instance
     patient.write_samples(7, chosen, [THOUGHT + CALL], scores)
     assert patient.samples_file is not None
     [row] = [json.loads(line) for line in patient.samples_file.read_text().splitlines()]
-    assert row["judgement"] == {"score": 0.5, "coherence": 0.25, "correctness": None, "samples": [0.4, 0.6]}
+    [answer] = row["judgement"].pop("answers")
+    assert row["judgement"] == {"score": 0.5, "coherence": 0.25, "correctness": None, "samples": [0.4, None]}
+    assert (answer["text"], answer["seconds"], answer["prompt_tokens"]) == ("well", 0.1, 30)
+    [request] = row["requests"]
+    judged = Completion(
+        "get_weather fits: weather of a city. city is Paris.", (ToolCall("get_weather", {"city": "Paris"}),), ""
+    )
+    assert request == {
+        "with_reference": True,
+        "messages": judge_messages(chosen[0], judged, with_reference=True),
+    }
     assert {"judge/judged", "judge/failures", "judge/requests"} <= patient.metrics().keys()
 
 
