@@ -22,10 +22,11 @@ class DecomposeSettings(DecomposeConfig):
 @task(name="corpus", task_run_name="write corpus · seed {config.seed}", cache_policy=NO_CACHE)
 def write_corpus(out: Path, config: CorpusConfig, tracking: Tracking) -> Path:
     """The embedded corpus of dialogues, into `out`; returns the file of dialogues."""
-    from awpo.embedded.corpus import DIALOGUES
+    from awpo.embedded.corpus import DIALOGUES, corpus_identity
     from awpo.embedded.corpus import write_corpus as write
 
-    work = Work("corpus", f"write corpus · seed {config.seed}", out, {}, config, {"seed": config.seed})
+    title, identity = f"write corpus · seed {config.seed}", corpus_identity(config)
+    work = Work("corpus", title, out, {}, config, {"seed": config.seed}, identity=identity)
     with stage_run(work, tracking) as stage:
         write(out, config, progress=stage.progress)
         stage.results(_numbers(stage.manifest().counts))
@@ -39,10 +40,10 @@ def decompose(source: Path, out: Path, format: str, config: DecomposeConfig, tra
     Raises UserError where the source is missing or of no known format. Rows that cannot be read are listed in
     rejected.jsonl and counted by reason.
     """
-    from awpo.data.decompose import decompose_source
+    from awpo.data.decompose import decompose_identity, decompose_source
 
-    settings = DecomposeSettings(format=format, **dict(config))
-    work = Work("decompose", f"decompose {source.name}", out, {"source": source}, settings)
+    settings, identity = DecomposeSettings(format=format, **dict(config)), decompose_identity(source, format, config)
+    work = Work("decompose", f"decompose {source.name}", out, {"source": source}, settings, identity=identity)
     with stage_run(work, tracking) as stage:
         manifest = decompose_source(source, out, format=format, config=config, progress=stage.progress)
         stage.results(_numbers(manifest.counts))
@@ -83,9 +84,11 @@ def select(instances: Path, out: Path, config: SelectConfig, tracking: Tracking)
 )
 def write_rationales(instances: Path, out: Path, config: RationaleConfig, tracking: Tracking) -> Path:
     """The instances with a reference rationale each, in `out`; returns the folder. An endpoint's trouble is retried."""
+    from awpo.data.rationales import rationales_identity
     from awpo.data.rationales import write_rationales as write
 
-    work = Work("rationales", f"write rationales · {config.writer}", out, {"instances": instances}, config)
+    title, identity = f"write rationales · {config.writer}", rationales_identity(instances, config)
+    work = Work("rationales", title, out, {"instances": instances}, config, identity=identity)
     with stage_run(work, tracking) as stage:
         manifest = write(instances, out, config, progress=stage.progress)
         stage.results(_numbers(manifest.counts))

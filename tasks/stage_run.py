@@ -43,7 +43,8 @@ class Work:
     """One piece of work: what it is, where its result goes, what it is made from.
 
     `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings;
-    `versions` what else the result depends on, as the stage names it in its manifest.
+    `versions` what else the result depends on, as the stage names it in its manifest. A stage that says itself what
+    its result depends on (inputs, config) gives that as `identity`, which then counts alone.
     """
 
     stage: str
@@ -52,12 +53,15 @@ class Work:
     inputs: Mapping[str, Path]
     config: Settings | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    identity: tuple[Mapping[str, str], Mapping[str, Any]] | None = None
 
     def fingerprint(self) -> str:
         """The fingerprint that the stage itself writes into its manifest for this work."""
+        if self.identity is not None:
+            return stage_fingerprint(self.stage, *self.identity)
         inputs = {name: input_identity(path) if path.exists() else str(path) for name, path in self.inputs.items()}
-        config = self.config.model_dump(mode="json", exclude={"threads"}) if self.config else {}
+        config = self.config.identity() if self.config else {}
         return stage_fingerprint(self.stage, {**inputs, **self.versions}, config)
 
     def settings(self) -> dict[str, Any]:

@@ -198,6 +198,13 @@ def cut_rows(texts: Texts, split: Split, reader: Source, config: DecomposeConfig
         return [store.instance_row(instance) for instance in _cut(dialogue, reader.last_step_only)]
 
 
+def decompose_identity(source: Path, format: str, config: DecomposeConfig) -> tuple[dict[str, str], dict[str, Any]]:
+    """The inputs and the config of the stage's manifest. Raises UserError for a source that cannot be read."""
+    reader = get_source(detect(source) if format == "auto" else format)
+    versions = {"format": reader.name, "reader": reader.version, "decompose": VERSION, "store": store.VERSION}
+    return {"source": source_identity(source)}, {**versions, **config.model_dump(mode="json")}
+
+
 def decompose_source(
     source: Path,
     out: Path,
@@ -223,15 +230,9 @@ def decompose_source(
 
     Raises UserError where the source cannot be read, is in no known format, or has no usable row.
     """
-    reader = get_source(detect(source) if format == "auto" else format)
-    identity = {
-        "format": reader.name,
-        "reader": reader.version,
-        "decompose": VERSION,
-        "store": store.VERSION,
-        **config.model_dump(mode="json"),
-    }
-    with open_stage(out, "decompose", {"source": source_identity(source)}, identity) as stage:
+    inputs, identity = decompose_identity(source, format, config)
+    reader = get_source(identity["format"])
+    with open_stage(out, "decompose", inputs, identity) as stage:
         if stage.finished:
             return stage.manifest
         rows = Rows(source)

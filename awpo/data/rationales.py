@@ -43,6 +43,11 @@ def _settings(config: RationaleConfig) -> dict[str, Any]:
     return settings
 
 
+def rationales_identity(instances_folder: Path, config: RationaleConfig) -> tuple[dict[str, str], dict[str, Any]]:
+    """The inputs and the config of the stage's manifest."""
+    return {"instances": input_identity(instances_folder)}, _settings(config)
+
+
 def writer_label(config: RationaleConfig) -> str:
     """Who writes the rationales, as it stands in every artifact."""
     return f"endpoint {config.endpoint.model}" if config.endpoint else "offline templates"
@@ -89,8 +94,7 @@ def write_rationales(
     Raises UserError where the instances cannot be read, the budget cannot suffice or is used up, the endpoint fails
     for good, or more than FAILURE_LIMIT of the answers are refused.
     """
-    inputs = {"instances": input_identity(instances_folder)}
-    with open_stage(out, "rationales", inputs, _settings(config)) as stage:
+    with open_stage(out, "rationales", *rationales_identity(instances_folder, config)) as stage:
         if stage.finished:
             return stage.manifest
         total = store.count_instances(instances_folder)

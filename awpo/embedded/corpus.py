@@ -76,13 +76,18 @@ def dialogues(config: CorpusConfig) -> Iterator[Dialogue]:
         numbers[split] += 1
 
 
+def corpus_identity(config: CorpusConfig) -> tuple[dict[str, str], dict[str, Any]]:
+    """The inputs and the config of the stage's manifest."""
+    return {}, {"version": VERSION, **config.model_dump(mode="json")}
+
+
 def write_corpus(out: Path, config: CorpusConfig, *, progress: Progress = silent) -> Manifest:
     """Stage "corpus": writes `dialogues.jsonl` into `out`, one dialogue a line; equal configs give equal bytes.
 
     The manifest counts dialogues and, by split, dialogues, assistant steps, steps with a call and tools.
     Raises UserError where `out` cannot be written.
     """
-    with open_stage(out, "corpus", {}, {"version": VERSION, **config.model_dump(mode="json")}) as stage:
+    with open_stage(out, "corpus", *corpus_identity(config)) as stage:
         if stage.finished:
             return stage.manifest
         total = config.train_dialogues + config.validation_dialogues + 2 * config.test_dialogues
