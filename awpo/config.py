@@ -8,6 +8,7 @@ variable that `api_key_variable` names.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
@@ -316,6 +317,18 @@ class EvaluationConfig(Settings):
     max_completion_length: int = Field(160, ge=8, description="Longest completion, in tokens")
     bfcl_items_per_category: PositiveInt | None = Field(
         30, description="At most this many items per BFCL category, chosen by seed; none: all"
+    )
+    api_bank_items_per_level: PositiveInt | None = Field(
+        30, description="At most this many items per API-Bank level, chosen by seed; none: all"
+    )
+    mmlu_pro_items_per_category: PositiveInt | None = Field(
+        30, description="At most this many questions per MMLU-Pro category, chosen by seed; none: all"
+    )
+    mmlu_pro_completion_length: int = Field(
+        2048, ge=8, description="Longest answer to a question of MMLU-Pro, in tokens; the official script's"
+    )
+    benchmark_data: Path | None = Field(
+        None, description="Folder of benchmark files, where they are not in the usual places; docs/benchmarks.md"
     )
     batch_size: int = Field(64, ge=1, description="Completions generated at once")
     threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")

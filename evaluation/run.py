@@ -36,7 +36,7 @@ def evaluate(checkpoint: Path, instances: Path | None, out: Path, config: Evalua
         inputs["instances"] = input_identity(needed(instances))
     inputs |= identities(config)
     benchmarks = [get_benchmark(name) for name in config.benchmarks]
-    with open_stage(out, STAGE, inputs, config.model_dump(mode="json", exclude={"threads"})) as stage:
+    with open_stage(out, STAGE, inputs, config.model_dump(mode="json", exclude={"threads", "benchmark_data"})) as stage:
         if stage.finished:
             return stage.manifest
         log = RunLog(out)
