@@ -1,6 +1,6 @@
-"""Sends a stage's metrics.jsonl to its MLflow run while it grows: each line once, whatever happens between.
+"""Sends what a stage writes down to its MLflow run while it grows: each line once, whatever happens between.
 
-What has been sent is written down after each batch that the store has taken. What it took of a process that died before
+For metrics.jsonl, what has been sent is written down after each batch that the store has taken. What it took of a process that died before
 it could write that down, it is asked for: a trainer that resumes writes some steps again, with other times, and MLflow
 would keep both.
 """
@@ -8,8 +8,10 @@ would keep both.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from mlflow.exceptions import MlflowException
 
@@ -19,25 +21,21 @@ from tasks.tracking import METRICS_PER_BATCH, TrackedRun, metric_name
 EVERY_SECONDS = 3.0
 
 
-class MetricsRelay:
+class Relay(ABC):
     """Reads along in a thread of its own, as a context manager; on leaving, the rest is sent.
 
     `problem` holds the store's last refusal, or None; the stage goes on without it, and the next attempt or run
     sends what is missing.
     """
 
-    def __init__(self, run: TrackedRun, folder: Path, every: float = EVERY_SECONDS) -> None:
-        self.run, self.path, self.every = run, folder / METRICS, every
-        # What was sent is known by name and step, so reading the file from its start is always right. Going on where an
-        # earlier process stopped is not: the trainer may have replaced the file more than once since.
-        run.file.inode, run.file.offset = 0, 0
+    def __init__(self, run: TrackedRun, every: float = EVERY_SECONDS) -> None:
+        self.run, self.every = run, every
         self.problem: str | None = None
-        self._asked = False
         self._stop = threading.Event()
         self._pumping = threading.Lock()
-        self._thread = threading.Thread(target=self._keep_pumping, name="metrics-relay", daemon=True)
+        self._thread = threading.Thread(target=self._keep_pumping, name=type(self).__name__, daemon=True)
 
-    def __enter__(self) -> MetricsRelay:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -53,7 +51,7 @@ class MetricsRelay:
             self.pump()
 
     def pump(self) -> int:
-        """Sends the new lines; returns how many numbers the store took. A store that is away only sets `problem`."""
+        """Sends what is new; returns how much the store took. A store that is away only sets `problem`."""
         with self._pumping:
             try:
                 sent = self._send_new()
@@ -62,6 +60,22 @@ class MetricsRelay:
             except (MlflowException, OSError) as error:
                 self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
                 return 0
+
+    @abstractmethod
+    def _send_new(self) -> int:
+        """Sends what is new, or raises what the store raises; what it took is not sent again."""
+
+
+class MetricsRelay(Relay):
+    """Sends metrics.jsonl; `pump` counts numbers."""
+
+    def __init__(self, run: TrackedRun, folder: Path, every: float = EVERY_SECONDS) -> None:
+        super().__init__(run, every)
+        self.path = folder / METRICS
+        # What was sent is known by name and step, so reading the file from its start is always right. Going on where an
+        # earlier process stopped is not: the trainer may have replaced the file more than once since.
+        run.file.inode, run.file.offset = 0, 0
+        self._asked = False
 
     def _send_new(self) -> int:
         file = self.run.file

@@ -39,7 +39,7 @@ METRICS_PER_BATCH = 1000
 FIRST_PARAMETERS = ("model", "method", "seed", "init")
 
 # One writer at a time: SQLite has one lock for the whole store, and its first connection creates the tables.
-_lock = threading.RLock()
+store_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
     Raises UserError where the store cannot be reached.
     """
     uri = tracking_uri()
-    with _lock:
+    with store_lock:
         try:
             local = uri.startswith("sqlite:")
             if local and (path := Path(uri.removeprefix("sqlite:///"))).name:
@@ -152,7 +152,7 @@ class TrackedRun:
 
     def parameters(self, values: Mapping[str, Any]) -> None:
         """Logs the parameters that are new; MLflow refuses to change one."""
-        with _lock:
+        with store_lock:
             known = self.client.get_run(self.run_id).data.params
             ordered = sorted(values, key=lambda k: FIRST_PARAMETERS.index(k) if k in FIRST_PARAMETERS else 99)
             new = [Param(key[:250], shorten(values[key])) for key in ordered if key not in known]
@@ -161,7 +161,7 @@ class TrackedRun:
 
     def config(self, values: Mapping[str, Any], prefix: str = "") -> None:
         """The whole config as the artifact config.json, and flattened as parameters."""
-        with _lock:
+        with store_lock:
             self.client.log_dict(self.run_id, json.loads(json.dumps(values, default=str)), "config.json")
         self.parameters(flatten(values, prefix))
 
@@ -177,7 +177,7 @@ class TrackedRun:
             for name, value, stamp, step in rows
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         ]
-        with _lock:
+        with store_lock:
             for start in range(0, len(good), METRICS_PER_BATCH):
                 self.client.log_batch(self.run_id, metrics=good[start : start + METRICS_PER_BATCH])
             if len(good) < len(rows):
@@ -185,7 +185,7 @@ class TrackedRun:
                 self.client.set_tag(self.run_id, "awpo.metrics_skipped", str(self.file.skipped))
 
     def tags(self, values: Mapping[str, Any]) -> None:
-        with _lock:
+        with store_lock:
             self.client.log_batch(self.run_id, tags=[RunTag(key, str(value)[:5000]) for key, value in values.items()])
 
     def inputs(self, inputs: Mapping[str, Path]) -> None:
@@ -200,24 +200,24 @@ class TrackedRun:
             dataset = Dataset(name, input_identity(path)[:36], source_type="local", source=source, profile=profile)
             datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", name)]))
         if datasets:
-            with _lock:
+            with store_lock:
                 self.client.log_inputs(self.run_id, datasets=datasets)
 
     def artifact(self, path: Path) -> None:
         """A copy of a small file."""
-        with _lock:
+        with store_lock:
             self.client.log_artifact(self.run_id, str(path))
 
     def table(self, data: Any, name: str) -> None:
         """A data frame as a table that MLflow's UI shows and compares. Logged once: MLflow would append."""
-        with _lock:
+        with store_lock:
             if name not in {item.path for item in self.client.list_artifacts(self.run_id)}:
                 self.client.log_table(self.run_id, data, name)
 
     def checkpoint(self, name: str, checkpoint: Path, parameters: Mapping[str, Any], step: int = 0) -> str:
         """A logged model that points at a checkpoint's folder; its weights stay where they are. Returns its id."""
         path = str(checkpoint.absolute())
-        with _lock:
+        with store_lock:
             # The name says which flavour of model: MLflow's own sign of a model whose files it does not keep.
             tags = {"mlflow.model.isExternal": "true", "awpo.checkpoint": path}
             text = {key: shorten(value) for key, value in {**parameters, "path": path}.items()}
@@ -236,7 +236,7 @@ class TrackedRun:
         """FINISHED, FAILED or KILLED: how it ended."""
         self.file.complete = status == "FINISHED"
         self.save()
-        with _lock:
+        with store_lock:
             self.client.set_terminated(self.run_id, status)
 
 
@@ -270,7 +270,7 @@ def is_gone(identity: str) -> bool:
 def close_abandoned_runs(tracking: Tracking) -> list[str]:
     """Marks runs KILLED that say RUNNING although their process of this host is gone, killed without a word."""
     closed: list[str] = []
-    with _lock:
+    with store_lock:
         client = tracking.client()
         for run in client.search_runs([tracking.experiment_id], "attributes.status = 'RUNNING'", max_results=500):
             if is_gone(run.data.tags.get("awpo.process", "")):
@@ -290,7 +290,7 @@ def open_run(
     file = RunFile.read(folder)
     if begun is None:
         begun = (folder / MANIFEST).exists() or (folder / IN_PROGRESS).exists()
-    with _lock:
+    with store_lock:
         client = tracking.client()
         if file and begun and file.work == work and file.uri == tracking.uri and _stands(client, file.run_id):
             if not file.complete:
