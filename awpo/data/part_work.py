@@ -1,7 +1,6 @@
 """The work on one part of a large source, done by a process of its own: `python -m awpo.data.part_work`.
 
-It is asked by a line of JSON on standard input and answers by one on standard output, part by part, until the input
-ends. Beside a shard of instances it leaves what only the process that sees all parts can decide on: hashes that tell
+Beside a shard of instances it leaves what only the process that sees all parts can decide on: hashes that tell
 repetitions, rejected rows and calls that don't fit, numbered within the part.
 """
 
@@ -9,10 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
-import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from awpo.data.decompose import Examined, cut_rows, examine, id_hash, unusable
+from awpo.data.part_processes import serve
 from awpo.data.parts import Part, read_segment
 from awpo.data.rows import Row
 from awpo.data.settings import DecomposeConfig
@@ -27,7 +23,6 @@ from awpo.data.sources import Rejected, get_source
 from awpo.data.sources.base import Source
 from awpo.data.splits import split_of
 from awpo.data.store import ShardWriter
-from awpo.errors import UserError
 
 # Of each dialogue that can be decomposed: where it stands, its hashes, and how many rows of the shard are its.
 RECORD = np.dtype(
@@ -52,7 +47,7 @@ class PartFiles:
             path.unlink(missing_ok=True)
 
 
-def work_on_part(part: Part, folder: Path, reader: Source, config: DecomposeConfig) -> dict[str, Any]:
+def work_on_part(part: Part, folder: Path, reader: Source, config: DecomposeConfig) -> list[int]:
     """Reads and decomposes a part into the files of `PartFiles`; returns the number of rows of each segment.
 
     Raises UserError where a file cannot be read on or a text cannot be stored.
@@ -100,7 +95,7 @@ def work_on_part(part: Part, folder: Path, reader: Source, config: DecomposeConf
     temporary = files.records.with_name(f".{files.records.name}.{os.getpid()}.tmp.npy")
     np.save(temporary, np.array(records, RECORD))
     os.replace(temporary, files.records)
-    return {"rows": counts}
+    return counts
 
 
 def _rows(part: Part) -> Iterator[tuple[int, Row]]:
@@ -114,34 +109,11 @@ def _instances(found: Examined, reader: Source, config: DecomposeConfig) -> list
     return cut_rows(found.texts, split, reader, config)
 
 
-def _end_with_parent() -> None:
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
-def main() -> None:
-    _end_with_parent()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            config = DecomposeConfig.model_validate(job["config"])
-            part = Part.from_json(job["part"])
-            answer = work_on_part(part, Path(job["folder"]), get_source(job["format"]), config)
-        except UserError as error:
-            answer = {"error": str(error)}
-        except Exception:  # noqa: BLE001 -- told to the process that asked
-            answer = {"crash": traceback.format_exc()}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+def work(job: dict[str, Any]) -> list[int]:
+    """Decomposes the part that a job names; returns the number of rows of each of its segments."""
+    config = DecomposeConfig.model_validate(job["config"])
+    return work_on_part(Part.from_json(job["part"]), Path(job["folder"]), get_source(job["format"]), config)
 
 
 if __name__ == "__main__":
-    main()
+    serve(work)

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,13 +29,13 @@ import pyarrow.parquet as pq
 from awpo.artifacts import write_atomically
 from awpo.data.decompose import rate_and_rest
 from awpo.data.masking import kinds_of
+from awpo.data.part_processes import PartProcesses, default_workers
 from awpo.data.part_work import PartFiles
 from awpo.data.parts import Part, part_bytes, plan_parts
 from awpo.data.settings import DecomposeConfig
 from awpo.data.sources.base import Rejected, Source
 from awpo.data.store import ROWS_PER_GROUP, ShardWriter
 from awpo.data.tally import Tally
-from awpo.errors import UserError
 from awpo.events import Progress
 
 FOLDER = ".parts"
@@ -69,78 +64,6 @@ class HashSet:
                 places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
                 found |= run[places] == hashes
         return found
-
-
-class _Processes:
-    """Processes that work on parts; at most `count` at a time, started when first needed."""
-
-    def __init__(self, count: int, folder: Path, reader: Source, config: DecomposeConfig) -> None:
-        self._job = {"folder": str(folder), "format": reader.name, "config": config.model_dump(mode="json")}
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        self._started: list[subprocess.Popen[str]] = []
-        self._threads = ThreadPoolExecutor(count, "parts")
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def submit(self, part: Part) -> Future[list[int]]:
-        """Starts work on a part; the result is the number of rows of each segment."""
-        return self._threads.submit(self._work, part)
-
-    def _work(self, part: Part) -> list[int]:
-        try:
-            process = self._idle.get_nowait()
-        except queue.Empty:
-            process = self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = ""
-        with suppress(OSError, ValueError):  # a process that has died: seen by its silence
-            process.stdin.write(json.dumps({**self._job, "part": part.to_json()}) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process that decomposed part {part.number} died (code {process.wait()}); run again")
-        self._idle.put(process)
-        answer = json.loads(line)
-        if "error" in answer:
-            raise UserError(answer["error"])
-        if "crash" in answer:
-            raise RuntimeError(f"part {part.number} cannot be decomposed\n{answer['crash']}")
-        return list(answer["rows"])
-
-    def _start(self) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._closed:
-                raise InterruptedError("decomposition was stopped")
-            process = subprocess.Popen(
-                [sys.executable, "-m", "awpo.data.part_work"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                env={**os.environ, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},
-            )
-            self._started.append(process)
-            return process
-
-    def close(self) -> None:
-        """Ends all processes, whatever they are at."""
-        with self._lock:
-            self._closed = True
-            for process in self._started:
-                process.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for process in self._started:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    if stream is not None:
-                        stream.close()
-
-
-def default_workers() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Settling:
@@ -329,7 +252,8 @@ def decompose_parts(
     settling.resume()
     first, before, bytes_before = settling.next, settling.tally.dialogues, settling.done_bytes
     count = workers or default_workers()
-    processes = _Processes(count, folder, reader, config)
+    processes = PartProcesses(count, "awpo.data.part_work")
+    job = {"folder": str(folder), "format": reader.name, "config": config.model_dump(mode="json")}
     waiting: deque[tuple[Part, Future[list[int]]]] = deque()
     start = time.monotonic()
 
@@ -344,7 +268,7 @@ def decompose_parts(
         for part in plan_parts(files, size, folder, lambda number: number >= first):
             if part.number < first:
                 continue
-            waiting.append((part, processes.submit(part)))
+            waiting.append((part, processes.submit({**job, "part": part.to_json()}, f"part {part.number}")))
             while len(waiting) >= 2 * count:
                 settle_one()
         while waiting:
