@@ -53,7 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_folders_are_looked_at_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    expected = []
+    expected: list[Path] = []
     for name in ("cache/awpo/benchmarks", "shared", "benchmark", "setting"):
         expected.insert(0, put(tmp_path / name))
     monkeypatch.setenv("AWPO_SHARED_DATA", str(tmp_path / "shared"))
