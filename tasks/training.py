@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from awpo.config import JudgeConfig, PolicyConfig, SftConfig
 from awpo.methods import get_method
+from tasks.judge import judgements_relayed
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
@@ -73,7 +74,7 @@ def train_policy(
         title += f" · {judge}"
     versions = {"method": str(method.to_json())}
     work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels, versions)
-    with stage_run(work, tracking) as stage:
+    with stage_run(work, tracking) as stage, judgements_relayed(stage, config):
         stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"

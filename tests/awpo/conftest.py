@@ -1,14 +1,11 @@
-"""Chat endpoints on this machine for tests that need a server, real HTTP both.
+"""A chat endpoint for tests that need one: real HTTP, answered as the test's own code says, from a thread of its process.
 
-`serve` answers as the test's own code says, from a thread of the test's process; `faults` does wrong by script, in a
-process of its own (tests/fault_server.py).
+(One that does wrong by script, in a process of its own, is `faults` of tests/conftest.py.)
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -106,26 +103,6 @@ def serve() -> Iterator[ChatServers]:
     servers = ChatServers()
     yield servers
     servers.stop()
-
-
-@pytest.fixture(scope="session")
-def fault_server() -> Iterator[Any]:
-    path = Path(__file__).resolve().parents[1] / "fault_server.py"
-    specification = importlib.util.spec_from_file_location("fault_server", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["fault_server"] = module
-    specification.loader.exec_module(module)
-    with module.FaultServer() as server:
-        yield server
-
-
-@pytest.fixture
-def faults(fault_server: Any) -> Any:
-    """The fault server, with nothing wrong with it yet and nothing asked."""
-    fault_server.script()
-    return fault_server
 
 
 @pytest.fixture(autouse=True)

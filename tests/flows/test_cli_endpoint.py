@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +16,6 @@ from awpo.types import Instance, Message, Tool, ToolCall
 from flows.cli import app
 
 TOOL = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
-
-
-@pytest.fixture(scope="module")
-def faults() -> Iterator[Any]:
-    path = Path(__file__).resolve().parents[1] / "fault_server.py"
-    specification = importlib.util.spec_from_file_location("fault_server", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["fault_server"] = module
-    specification.loader.exec_module(module)
-    with module.FaultServer() as server:
-        yield server
 
 
 @pytest.fixture

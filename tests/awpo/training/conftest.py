@@ -1,12 +1,8 @@
-"""A random Qwen3 of a few thousand parameters with a tokenizer of bytes and Qwen3's tags, and instances to train on."""
+"""Instances to train on."""
 
-import importlib.resources
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from awpo.artifacts import open_stage
 from awpo.data.store import write_instances
@@ -32,42 +28,6 @@ def make_instance(city: str, number: int, split: str = "train") -> Instance:
         else Message("assistant", "Hello."),
         rationale=f"get_weather fits: weather of a city. city is {city}." if call else "No tool fits, so I say so.",
     )
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-    tokenizer.add_tokens(
-        [AddedToken(tag, special=False) for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
-    )
-    template = importlib.resources.files("trl").joinpath("chat_templates/qwen3.jinja").read_text("utf-8")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
-    )
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(fast),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            eos_token_id=fast.eos_token_id,
-            pad_token_id=fast.pad_token_id,
-        )
-    )
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    model.save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
