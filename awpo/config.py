@@ -34,8 +34,10 @@ class EndpointConfig(Settings):
     tokens_per_minute: PositiveInt | None = Field(None, description="Tokens in any minute, all processes together")
     input_price: float | None = Field(None, ge=0, description="Price of a million prompt tokens, in your currency")
     output_price: float | None = Field(None, ge=0, description="Price of a million answered tokens")
-    spending_limit: float | None = Field(None, gt=0, description="Most that one process spends; needs the prices")
-    token_limit: PositiveInt | None = Field(None, description="Most tokens that one process spends")
+    spending_limit: float | None = Field(None, gt=0, description="Most that a run spends, all processes and attempts")
+    token_limit: PositiveInt | None = Field(
+        None, description="Most tokens that a run spends, all processes and attempts"
+    )
     cache: str = Field(
         "auto",
         description="SQLite file of answers, so that none is paid for twice; auto: one for all runs, under AWPO_RUNS, "

@@ -82,12 +82,21 @@ class Endpoint:
 
     `seed` fixes the pauses; its default is the process's rank, so that ranks that failed together try again apart.
     `cache` is the file of answers where `config.cache` is "auto" and the endpoint is on this machine: such a server
-    may answer differently the next time, so what it said is not shared between runs. `usage` counts.
+    may answer differently the next time, so what it said is not shared between runs. `spending` is the file in which all
+    processes and attempts of a run keep what they spent; without it the limits hold for this object. `usage`
+    counts.
     Raises UserError where base_url is no http(s) URL, a host other than this machine has no key, or the cache cannot
     be opened.
     """
 
-    def __init__(self, config: EndpointConfig, *, seed: int | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: EndpointConfig,
+        *,
+        seed: int | None = None,
+        cache: Path | None = None,
+        spending: Path | None = None,
+    ) -> None:
         self.config = config
         url = urlsplit(config.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -111,7 +120,7 @@ class Endpoint:
         self._rates = RateLimiter(
             _share(config.requests_per_minute, processes), _share(config.tokens_per_minute, processes)
         )
-        self._budget = Budget(config)
+        self._budget = Budget(config, spending)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         file = cache_file(config, cache)
         self._cache = EndpointCache(file) if file else None
@@ -184,9 +193,10 @@ class Endpoint:
         return Reply.of(answer, cached=True) if answer else None
 
     def close_cache(self) -> None:
-        """Closes the file of answers; nothing is asked afterwards."""
+        """Closes the files of answers and of what was spent; nothing is asked afterwards."""
         if self._cache is not None:
             self._cache.close()
+        self._budget.close()
 
     def _request(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
         return {

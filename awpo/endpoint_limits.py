@@ -6,16 +6,21 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from awpo.config import EndpointConfig
+from awpo.endpoint_spending import Spending, Tokens, machines
 from awpo.errors import UserError
 
 WINDOW_SECONDS = 60.0
 BYTES_PER_TOKEN = 3.0
 """For estimates before a request: English prose has about 4.5 bytes a token, JSON about 3.3."""
 MILLION = 1_000_000
+LOOK_AGAIN_SECONDS = 0.25
+"""How often a request that waits for the budget looks whether other processes spent less than they reserved."""
 
 
 def estimated_tokens(messages: Iterable[Mapping[str, Any]]) -> int:
@@ -121,57 +126,69 @@ class SpendingLimitReached(UserError):
 class Budget:
     """Keeps what is spent within `spending_limit` and `token_limit`.
 
-    A request is let through when it fits at its dearest: the estimate of its prompt and as many tokens as it may
-    answer with. Where it does not fit beside the requests under way it waits for them, since most cost less than
-    their dearest. An answer that never came may be charged all the same, so it counts in full.
+    Both hold for a run: for all processes and attempts that keep `file` together (`awpo.endpoint_spending`), or for
+    this object without one. A request is let through when it fits at its dearest: the estimate of its prompt and as
+    many tokens as it may answer with. Where it does not fit beside the requests under way it waits for them, since
+    most cost less than their dearest. An answer that never came may be charged all the same, so it counts in full.
+    Raises UserError where the file cannot be used.
     """
 
-    def __init__(self, config: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig, file: Path | None = None) -> None:
         self.config = config
-        self.limited = config.spending_limit is not None or config.token_limit is not None
-        self._spent = self._reserved = (0, 0)
+        parts = machines() if file else 1
+        self._money = config.spending_limit / parts if config.spending_limit is not None else None
+        self._tokens = config.token_limit // parts if config.token_limit is not None else None
+        self._spending = Spending(file) if self.limited else None
         self._changed = asyncio.Condition()
+
+    @property
+    def limited(self) -> bool:
+        return self.config.spending_limit is not None or self.config.token_limit is not None
 
     def begin(self) -> None:
         """To be called in a new event loop, where nothing is under way."""
-        self._changed, self._reserved = asyncio.Condition(), (0, 0)
+        self._changed = asyncio.Condition()
+        if self._spending:
+            self._spending.begin()
+
+    def close(self) -> None:
+        """Closes the file; nothing is asked afterwards."""
+        if self._spending:
+            self._spending.close()
 
     def _fits(self, prompt: int, completion: int) -> bool:
-        if self.config.token_limit is not None and prompt + completion > self.config.token_limit:
+        if self._tokens is not None and prompt + completion > self._tokens:
             return False
         cost = cost_of(self.config, prompt, completion)
-        return cost is None or self.config.spending_limit is None or cost <= self.config.spending_limit
+        return cost is None or self._money is None or cost <= self._money
 
     async def reserve(self, prompt: int, completion: int) -> None:
         """Raises SpendingLimitReached where the request cannot be paid for."""
-        if not self.limited:
+        if self._spending is None:
             return
         async with self._changed:
-            while True:
-                spent, reserved = self._spent, self._reserved
-                if self._fits(spent[0] + reserved[0] + prompt, spent[1] + reserved[1] + completion):
-                    self._reserved = (reserved[0] + prompt, reserved[1] + completion)
-                    return
-                if reserved == (0, 0):
-                    raise self._reached(prompt + completion)
-                await self._changed.wait()
+            while not self._spending.reserve((prompt, completion), self._fits):
+                if not self._spending.may_change():
+                    raise self._reached(self._spending.total(), prompt + completion)
+                with suppress(TimeoutError):  # of what other processes spend nobody tells
+                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                        await self._changed.wait()
 
-    async def settle(self, reserved: tuple[int, int], spent: tuple[int, int]) -> None:
+    async def settle(self, reserved: Tokens, spent: Tokens) -> None:
         """Replaces a reservation by what was spent: (prompt tokens, completion tokens) each."""
-        if not self.limited:
+        if self._spending is None:
             return
         async with self._changed:
-            self._reserved = (self._reserved[0] - reserved[0], self._reserved[1] - reserved[1])
-            self._spent = (self._spent[0] + spent[0], self._spent[1] + spent[1])
+            self._spending.settle(reserved, spent)
             self._changed.notify_all()
 
-    def _reached(self, wanted: int) -> SpendingLimitReached:
-        tokens, most = sum(self._spent), self.config.token_limit
-        if most is not None and tokens + wanted > most:
-            spent, key = f"{tokens:,} of {most:,} tokens", "token_limit"
+    def _reached(self, total: Tokens, wanted: int) -> SpendingLimitReached:
+        tokens = sum(total)
+        if self._tokens is not None and tokens + wanted > self._tokens:
+            spent, key = f"{tokens:,} of {self._tokens:,} tokens", "token_limit"
         else:
-            cost = cost_of(self.config, *self._spent) or 0.0
-            spent, key = f"{cost:.4g} of {self.config.spending_limit:g}, {tokens:,} tokens", "spending_limit"
+            cost = cost_of(self.config, *total) or 0.0
+            spent, key = f"{cost:.4g} of {self._money:g}, {tokens:,} tokens", "spending_limit"
         return SpendingLimitReached(
             f"the budget for {self.config.model} is used up ({spent}), the next request might pass it; raise {key} and "
             "start again, what was answered is kept"

@@ -9,6 +9,7 @@ How good a judge is `awpo.judge_evaluation` measures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from awpo.config import JudgeConfig
@@ -19,15 +20,16 @@ from awpo.judge_rubric import RUBRIC_HASH, RubricJudge
 from awpo.judgement import Grades, Judge, Judgement
 
 
-def make_judge(config: JudgeConfig, seed: int = 0, draw: int = 0) -> Judge:
+def make_judge(config: JudgeConfig, seed: int = 0, draw: int = 0, folder: Path | None = None) -> Judge:
     """The judge that the settings name; `seed` is that of a correlated judge's noise.
 
-    Another `draw` is the same judge asked anew: what it said before is not taken from a cache.
+    Another `draw` is the same judge asked anew: what it said before is not taken from a cache. `folder` is the run's:
+    what all of its judges spend together is kept there.
     Raises UserError where its endpoint has no key or a wrong address.
     """
     if config.kind == "correlated":
         return CorrelatedJudge(config.correlation or 0.0, seed + draw)
-    return EndpointJudge(config, draw=draw) if config.kind == "endpoint" else RubricJudge()
+    return EndpointJudge(config, draw=draw, folder=folder) if config.kind == "endpoint" else RubricJudge()
 
 
 async def grade(judge: Judge, items: Sequence[Judgement]) -> list[Grades]:

@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from awpo.config import JudgeConfig
 from awpo.endpoint import Endpoint, EndpointError, Reply
+from awpo.endpoint_spending import spending_file
 from awpo.errors import UserError
 from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_grades
 from awpo.judgement import Grades, JudgeAnswer, Judgement
@@ -36,13 +38,16 @@ class EndpointJudge:
 
     `judged` and `failures` count over the judge's life; `batch_judged`, `batch_failures` those of the latest batch,
     `last_error` says what went wrong last (None: nothing yet). `draw` above 0 asks anew what a cache on disk knows.
+    `folder` is that of the run, over whose processes and attempts the endpoint's limits hold.
     """
 
-    def __init__(self, config: JudgeConfig, endpoint: Endpoint | None = None, *, draw: int = 0) -> None:
+    def __init__(
+        self, config: JudgeConfig, endpoint: Endpoint | None = None, *, draw: int = 0, folder: Path | None = None
+    ) -> None:
         if endpoint is None:
             if config.endpoint is None:
                 raise UserError("judge kind 'endpoint' needs 'endpoint' with base_url and model")
-            endpoint = Endpoint(config.endpoint)
+            endpoint = Endpoint(config.endpoint, spending=spending_file(folder) if folder else None)
         self.config, self.endpoint = config, endpoint
         self.judged = self.failures = self.batch_judged = self.batch_failures = 0
         self.last_error: str | None = None

@@ -402,7 +402,7 @@ def write_evaluation(
         judges: list[Judge] = []
 
         def make(draw: int) -> Judge:
-            judges.append(make_judge(config, seed, draw))
+            judges.append(make_judge(config, seed, draw, stage.folder))
             return judges[-1]
 
         found, rows = evaluate_judge(make, instances, thoughts, seed, progress)

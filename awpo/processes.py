@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -149,3 +150,30 @@ def worker_main(run: Callable[[dict[str, Any]], None]) -> None:
         RunLog(job_file.parent).event("error", kind="crash", message=f"{type(error).__name__}: {error}")
         traceback.print_exc()
         sys.exit(1)
+
+
+def process_identity() -> str:
+    """Host, process id and start of this process: enough to tell later whether it still lives."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _started(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_gone(identity: str) -> bool:
+    """Whether that process of this host has ended; False where it cannot be told."""
+    host, _, rest = identity.partition(":")
+    number, _, started = rest.partition(":")
+    if host != socket.gethostname() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return bool(started) and _started(int(number)) != started

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from mlflow.exceptions import MlflowException
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, code_version, input_identity, read_manifest, write_atomically
 from awpo.errors import UserError
+from awpo.processes import is_gone, process_identity
 from awpo.types import content_hash
 from tasks.layout import runs_root
 
@@ -238,33 +238,6 @@ class TrackedRun:
         self.save()
         with store_lock:
             self.client.set_terminated(self.run_id, status)
-
-
-def process_identity() -> str:
-    """Host, process id and start of this process: enough to tell later whether it still lives."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
-
-
-def _started(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def is_gone(identity: str) -> bool:
-    """Whether that process of this host has ended; False where it cannot be told."""
-    host, _, rest = identity.partition(":")
-    number, _, started = rest.partition(":")
-    if host != socket.gethostname() or not number.isdigit():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return bool(started) and _started(int(number)) != started
 
 
 def close_abandoned_runs(tracking: Tracking) -> list[str]:

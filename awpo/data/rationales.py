@@ -15,6 +15,7 @@ from awpo.data.endpoint_rationales import PROMPT_HASH, Estimate, RationaleWriter
 from awpo.data.offline_rationales import offline_rationale
 from awpo.data.rationale_checks import Answer
 from awpo.endpoint import Endpoint, cache_file
+from awpo.endpoint_spending import SPENDING, spending_file
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.types import Instance
@@ -62,7 +63,7 @@ def _endpoint(config: EndpointConfig, folder: Path, *, existing: bool = False) -
     """The endpoint with a file of answers in any case: a second run goes on from it. `existing`: makes no new one."""
     file = cache_file(config, folder / CACHE) or folder / CACHE
     cache = "off" if existing and not file.exists() else str(file)
-    return Endpoint(config.model_copy(update={"cache": cache}))
+    return Endpoint(config.model_copy(update={"cache": cache}), spending=None if existing else spending_file(folder))
 
 
 def _asked(instances_folder: Path, config: RationaleConfig) -> Iterator[Instance]:
@@ -118,8 +119,9 @@ def write_rationales(
                 f"{count}); {out / FAILED} lists them; use a stronger model or see that the endpoint is well"
             )
         manifest = stage.finish(counts)
-        for part in ("", "-wal", "-shm"):  # only now: until here it is what a second run goes on from
-            (stage.folder / f"{CACHE}{part}").unlink(missing_ok=True)
+        for file in (CACHE, SPENDING):
+            for part in ("", "-wal", "-shm"):  # only now: until here it is what a second run goes on from
+                (stage.folder / f"{file}{part}").unlink(missing_ok=True)
         return manifest
 
 

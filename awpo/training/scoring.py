@@ -52,7 +52,9 @@ class Scorer:
     def __init__(self, method: Method, config: PolicyConfig, samples_file: Path | None) -> None:
         self.method, self.config, self.samples_file = method, config, samples_file
         asked = method.needs_judge or config.judge.kind != "endpoint"
-        self.judge = make_judge(config.judge, config.seed) if asked else None
+        self.judge = (
+            make_judge(config.judge, config.seed, folder=samples_file and samples_file.parent) if asked else None
+        )
 
     def begin(self, instances: Sequence[Instance], texts: Sequence[str], lengths: Sequence[int]) -> Future[Scores]:
         """`score`, begun now: where an endpoint is asked it answers while other things are computed."""

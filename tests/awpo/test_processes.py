@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from awpo.errors import UserError
-from awpo.processes import StageFailed, run_worker
+from awpo.processes import StageFailed, is_gone, process_identity, run_worker
 
 WORKER = """
 import os, subprocess, sys, time
@@ -105,3 +105,13 @@ def test_a_worker_dies_with_its_parent(worker: str, tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
+    script = "from awpo.processes import process_identity; print(process_identity())"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    assert is_gone(ended)
+    assert not is_gone(process_identity())
+    host, number, started = process_identity().split(":")
+    assert is_gone(f"{host}:{number}:{int(started) - 1}")  # another one had this number before
+    assert not any(map(is_gone, ("nonsense", f"another-{host}:{number}:1")))

@@ -15,7 +15,6 @@ import pytest
 
 from awpo.artifacts import open_stage
 from awpo.errors import UserError
-from tasks import tracking as module
 from tasks.tracking import (
     RunFile,
     TrackedRun,
@@ -254,5 +253,3 @@ class TestStatusIsTrue:
         run = begin(tracking, tmp_path / "s")
         run.tags({"awpo.process": "another-host:1:1"})
         assert close_abandoned_runs(tracking) == []
-        assert not module.is_gone("nonsense")
-        assert not module.is_gone(module.process_identity())
