@@ -2,7 +2,8 @@
 
 A stage writes its results into a folder and `manifest.json` last. A folder without a manifest is unfinished
 work and is never read as a result; a folder whose manifest names the same inputs, config and stage version
-is a result that need not be made again.
+is a result that need not be made again. `.in_progress` marks work that has begun and says which, so that a later
+attempt goes on with it, or can tell why it does not.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from awpo import __version__
 from awpo.errors import UserError
 from awpo.types import content_hash
+from awpo.unfinished import Mark, differences
 
 MANIFEST = "manifest.json"
 IN_PROGRESS = ".in_progress"
@@ -82,16 +84,22 @@ def code_version() -> str:
 
 @dataclass
 class Manifest:
-    """What a stage did. `inputs` and `outputs` map a name to a SHA-256 (or, for inputs, a fingerprint)."""
+    """What a stage did. `inputs` and `outputs` map a name to a SHA-256; for inputs, also to a fingerprint or to the
+    settings in force of a method. `seconds` is the time of all `attempts` together."""
 
     stage: str
     fingerprint: str
-    inputs: dict[str, str]
+    inputs: dict[str, Any]
     config: dict[str, Any]
     code: str
     counts: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    attempts: int = 1
+
+    def begun(self) -> dict[str, Any]:
+        """What is known before the work is done, and is the same however often it was interrupted."""
+        return {key: getattr(self, key) for key in ("stage", "fingerprint", "inputs", "config", "code")}
 
     def to_json(self) -> dict[str, Any]:
         # Counts stand at the top level too: `rows_read`, `instances` and the like are what people look for.
@@ -104,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = {"attempts": 1, **json.loads(path.read_text("utf-8"))}
         return Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -112,30 +120,44 @@ def read_manifest(folder: Path) -> Manifest | None:
         ) from None
 
 
-def finished_result(folder: Path, fingerprint: str) -> Manifest | None:
-    """The manifest of a finished result of exactly this work with all its files there, or None."""
+def finished_result(folder: Path, *fingerprints: str) -> Manifest | None:
+    """The manifest of a finished result of exactly this work with all its files there, or None.
+
+    Work has one fingerprint, and perhaps another that earlier versions gave it.
+    """
     known = read_manifest(folder)
-    if known and known.fingerprint == fingerprint and all((folder / name).is_file() for name in known.outputs):
+    if known and known.fingerprint in fingerprints and all((folder / name).is_file() for name in known.outputs):
         return known
     return None
 
 
-def stage_fingerprint(stage: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> str:
+def stage_fingerprint(stage: str, inputs: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The identity of a piece of work: same stage, inputs and config, same fingerprint."""
     return content_hash([stage, dict(inputs), dict(config)])
 
 
 class Stage:
-    """A folder in the making; see `open_stage`."""
+    """A folder in the making; see `open_stage`.
 
-    def __init__(self, folder: Path, name: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    `resumed`: unfinished work was found that this attempt goes on with. `changes` says how what lay here differed,
+    where it could not be gone on with ("steps was 40 and is 80"), or how it was taken further.
+    """
+
+    def __init__(self, folder: Path, name: str, inputs: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         self.folder = folder
         self.manifest = Manifest(
             name, stage_fingerprint(name, inputs, config), dict(inputs), dict(config), code_version()
         )
         self.finished = False
         self.resumed = False
+        self.changes = ""
+        self.earlier: list[float] = []
         self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long all attempts together have worked so far."""
+        return sum(self.earlier) + time.monotonic() - self._start
 
     def finish(self, counts: Mapping[str, Any] | None = None) -> Manifest:
         """Hashes the files and writes the manifest: from here on the folder is a result."""
@@ -147,7 +169,8 @@ class Stage:
             and file.relative_to(self.folder).as_posix() not in WORKER_FILES
             and not any(p.startswith(".") for p in file.relative_to(self.folder).parts)
         }
-        self.manifest.seconds = round(time.monotonic() - self._start, 3)
+        self.manifest.seconds = round(self.seconds, 3)
+        self.manifest.attempts = len(self.earlier) + 1
         text = json.dumps(self.manifest.to_json(), indent=2, ensure_ascii=False, default=str)
         write_atomically(self.folder / MANIFEST, text + "\n")
         (self.folder / IN_PROGRESS).unlink(missing_ok=True)
@@ -155,33 +178,58 @@ class Stage:
         self.finished = True
         return self.manifest
 
+    def mark(self, *, ended: bool = False) -> None:
+        """Writes down what is being worked on since when; with `ended`, how long this attempt took."""
+        seconds = [*self.earlier, round(time.monotonic() - self._start, 3)] if ended else self.earlier
+        known = self.manifest
+        mark = Mark(known.fingerprint, known.inputs, known.config, None if ended else time.time(), seconds)
+        write_atomically(self.folder / IN_PROGRESS, mark.text())
+
 
 @contextmanager
-def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mapping[str, Any]) -> Iterator[Stage]:
+def open_stage(
+    folder: Path,
+    name: str,
+    inputs: Mapping[str, Any],
+    config: Mapping[str, Any],
+    *,
+    growing: Sequence[str] = (),
+    former: str = "",
+    leads: bool = True,
+) -> Iterator[Stage]:
     """Opens a stage's output folder.
 
     If it holds a finished result of the same stage, inputs and config, the yielded stage is `finished` and
-    nothing should be done. If it holds unfinished work of the same fingerprint, that is kept for resuming
-    (`resumed` is true). Anything else of the same stage is removed first, and a result of which files are missing
-    is made again; the result of another stage, or a folder that was not made by a stage, is never touched. Where a
-    UserError ends work that left nothing to go on from, the folder is as it was before.
+    nothing should be done. If it holds unfinished work of the same fingerprint, or work in which only numbers of the
+    keys `growing` of the config were less, that is kept for resuming (`resumed` is true). Anything else of the same
+    stage is removed first, and a result of which files are missing is made again; the result of another stage, or a
+    folder that was not made by a stage, is never touched. Where a UserError ends work that left nothing to go on
+    from, the folder is as it was before.
+
+    `former` is the fingerprint that earlier versions gave to the same work, where it was another.
+    Of several processes that share the work one `leads`; the others, which come after it, write nothing here.
 
     Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result.
     """
     stage = Stage(folder, name, inputs, config)
-    if done := finished_result(folder, stage.manifest.fingerprint):
+    if done := finished_result(folder, stage.manifest.fingerprint, former):
         stage.manifest, stage.finished = done, True
+        yield stage
+        return
+    if not leads:
         yield stage
         return
     known = read_manifest(folder)
     if known and known.stage != name:
         raise UserError(f"{folder} holds the result of another stage, {known.stage!r}; choose another folder")
-    marker = folder / IN_PROGRESS
     try:
-        if marker.exists() and marker.read_text("utf-8") == stage.manifest.fingerprint:
-            stage.resumed = True
+        mark = Mark.read(folder / IN_PROGRESS)
+        if left := mark or known:
+            stage.changes = differences(left, stage.manifest)
+        if mark and (mark.fingerprint == former or mark.goes_on_as(stage.manifest, growing)):
+            stage.resumed, stage.earlier = True, mark.attempts(_written(folder))
         elif folder.is_dir() and (found := [path for path in folder.iterdir() if path.name not in KEPT]):
-            if not known and not marker.exists():
+            if not left:
                 raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
             for path in found:
                 if known:
@@ -191,15 +239,24 @@ def open_stage(folder: Path, name: str, inputs: Mapping[str, str], config: Mappi
                     _remove(path)
         made = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(marker, stage.manifest.fingerprint)
+        stage.mark()
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from None
     try:
         yield stage
-    except UserError:
-        if not stage.resumed:
+    except BaseException as error:
+        with suppress(OSError):
+            stage.mark(ended=True)
+        if isinstance(error, UserError) and not stage.resumed:
             _take_back(folder, made)
         raise
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    """The files that attempts wrote into their folder, without those that who starts the next one writes, too."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in ("job.json", "log.txt") and PREVIOUS not in path.parts:
+            yield path
 
 
 def _remove(path: Path) -> None:

@@ -1,7 +1,7 @@
 """How a stage tells of itself: JSON lines in its run folder, never a call to a server.
 
 `metrics.jsonl`  {"step", "time", "metrics": {name: number}}
-`events.jsonl`   {"time", "event": "progress", "stage", "done", "total"} | {"event": "warning", "message"} | ...
+`events.jsonl`   {"time", "event": "progress", "stage", "done", "total"} | {"event": "warning" or "note", "message"} | ...
 The parent process reads along and relays them; what was written while nobody listened is read later.
 """
 
@@ -46,6 +46,9 @@ class RunLog:
 
     def progress(self, done: int, total: int, what: str = "") -> None:
         self.event("progress", done=done, total=total, what=what)
+
+    def note(self, message: str) -> None:
+        self.event("note", message=message)
 
     def warning(self, message: str) -> None:
         self.event("warning", message=message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,6 +15,13 @@ class Settings(BaseModel):
     """Base of all settings: immutable, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"threads"})
+    """Keys that say how the work is done, and not what comes of it."""
+
+    def identity(self) -> dict[str, Any]:
+        """What the result depends on, as JSON values: work of the same identity is the same work."""
+        return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str) -> Self:

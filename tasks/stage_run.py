@@ -42,9 +42,9 @@ SHOWN_VALUE = 200
 class Work:
     """One piece of work: what it is, where its result goes, what it is made from.
 
-    `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings;
-    `versions` what else the result depends on, as the stage names it in its manifest. A stage that says itself what
-    its result depends on (inputs, config) gives that as `identity`, which then counts alone.
+    `labels` (model, method, seed, init) are the parameters that runs are compared by; `config` are the settings. A
+    stage that says itself what its result depends on (inputs, config) gives that as `identity`, which then counts
+    alone; `former` is the fingerprint that earlier versions gave to the same work, where it was another.
     """
 
     stage: str
@@ -53,8 +53,8 @@ class Work:
     inputs: Mapping[str, Path]
     config: Settings | None = None
     labels: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    identity: tuple[Mapping[str, str], Mapping[str, Any]] | None = None
+    identity: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    former: str = ""
 
     def fingerprint(self) -> str:
         """The fingerprint that the stage itself writes into its manifest for this work."""
@@ -62,7 +62,7 @@ class Work:
             return stage_fingerprint(self.stage, *self.identity)
         inputs = {name: input_identity(path) if path.exists() else str(path) for name, path in self.inputs.items()}
         config = self.config.identity() if self.config else {}
-        return stage_fingerprint(self.stage, {**inputs, **self.versions}, config)
+        return stage_fingerprint(self.stage, inputs, config)
 
     def settings(self) -> dict[str, Any]:
         """The labels, and the config under the stage's name."""
@@ -122,7 +122,7 @@ class StageRun:
         A finished result is left alone without starting a process, which takes seconds to import what it needs.
         Raises what `awpo.processes.run_worker` raises.
         """
-        if finished_result(self.work.folder, self.fingerprint):
+        if finished_result(self.work.folder, self.fingerprint, self.work.former):
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
         allowed = min(threads, available_threads())

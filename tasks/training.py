@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from awpo.config import JudgeConfig, PolicyConfig, SftConfig
 from awpo.methods import get_method
+from awpo.training.identity import policy_identity, sft_identity
 from tasks.judge import judgements_relayed
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
@@ -36,7 +37,9 @@ def train_sft(
     """
     labels = {"model": label, "method": "sft", "seed": config.seed, "init": "base"}
     title = f"train sft · {label} · seed {config.seed}"
-    work = Work("sft", title, out, {"model": Path(model), "instances": instances}, config, labels)
+    known = sft_identity(model, instances, config)
+    inputs = {"model": Path(model), "instances": instances}
+    work = Work("sft", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage:
         stage.work_apart("awpo.training.sft", _job(model, instances, out, config), threads)
         _finish(stage, out / "checkpoint", config.steps)
@@ -72,8 +75,9 @@ def train_policy(
     title = f"train {method.name} · {label} · seed {config.seed}"
     if method.needs_judge and config.judge != JudgeConfig():
         title += f" · {judge}"
-    versions = {"method": str(method.to_json())}
-    work = Work("policy", title, out, {"model": Path(model), "instances": instances}, config, labels, versions)
+    known = policy_identity(model, instances, config)
+    inputs = {"model": Path(model), "instances": instances}
+    work = Work("policy", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage, judgements_relayed(stage, config):
         stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
         _finish(stage, out / "checkpoint", config.steps)

@@ -24,7 +24,8 @@ GROUND = {
     "awpo/config.py": {"awpo.errors", "awpo.methods", "awpo.settings"},
     "awpo/methods.py": {"awpo.errors", "awpo.settings"},
     "awpo/events.py": set(),
-    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.types"},
+    "awpo/unfinished.py": set(),
+    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.types", "awpo.unfinished"},
 }
 LIGHT = (
     "awpo/methods.py",

@@ -4,24 +4,74 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from awpo.artifacts import write_atomically
+from awpo.artifacts import Stage, open_stage, write_atomically
 from awpo.errors import UserError
-from awpo.events import METRICS
+from awpo.events import METRICS, RunLog
+from awpo.training.identity import TrainingIdentity
 
 WHOLE = "whole"
 RESUME = ".resume"
 
 
+def process_state() -> PartialState:
+    """The processes of this run, one or those that torchrun started; on CPUs they speak through gloo."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+@contextmanager
+def open_training(out: Path, name: str, work: TrainingIdentity, growing: Sequence[str] = ()) -> Iterator[Stage]:
+    """`open_stage` for the processes of a run: the main one makes the folder, the others find it made."""
+    processes = process_state()
+    with ExitStack() as stack:
+        with processes.main_process_first():
+            leads = processes.is_main_process
+            opened = open_stage(out, name, work.inputs, work.settings, growing=growing, former=work.former, leads=leads)
+            stage = stack.enter_context(opened)
+        yield stage
+
+
+def where_to_resume(out: Path, stage: Stage, log: RunLog, steps: int) -> Path | None:
+    """The checkpoint to go on from; metrics of later steps are removed, so that each step stands once.
+
+    The main process decides, since the choice removes files, and tells the log of it; the others follow.
+    """
+    resume = None
+    if process_state().is_main_process:
+        resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
+        drop_metrics_after(out, step_of(resume))
+        changed = f" ({stage.changes})" if stage.changes else ""
+        if resume:
+            log.note(f"goes on after step {step_of(resume)} of {steps}{changed}")
+        elif stage.resumed:
+            log.note(f"starts at step 1 again: the attempt before left no whole checkpoint{changed}")
+        elif stage.changes:
+            log.note(f"starts anew, as what was here is of other settings: {stage.changes}")
+    found: list[Path | None] = broadcast_object_list([resume])
+    return found[0]
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """After which step a checkpoint was saved; 0 without one."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
 class MarkWholeCheckpoints(TrainerCallback):
     """Marks a checkpoint once all of it is on disk, so that a half-written one is never resumed from."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        state.save_steps = int(args.save_steps)  # transformers goes on with those of the checkpoint's run
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
@@ -31,7 +81,7 @@ class MarkWholeCheckpoints(TrainerCallback):
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was completely written; half-written ones are removed."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    found = sorted(folder.glob("checkpoint-*"), key=step_of)
     for path in reversed(found):
         if (path / WHOLE).exists():
             return path
@@ -39,12 +89,11 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def drop_metrics_after(out: Path, resume: Path | None) -> None:
-    """Removes the metrics of steps that will be trained again, so that each step stands once."""
+def drop_metrics_after(out: Path, last: int) -> None:
+    """Removes the metrics of steps after `last`, which will be trained again."""
     file = out / METRICS
     if not file.exists():
         return
-    last = int(resume.name.rpartition("-")[2]) if resume else 0
     kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) <= last]
     write_atomically(file, "".join(kept))
 

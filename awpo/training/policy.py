@@ -12,19 +12,15 @@ it ends bit for bit as it would have.
 from __future__ import annotations
 
 import json
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import GRPOConfig
 
-from awpo.artifacts import input_identity, open_stage, write_atomically
+from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt
 from awpo.config import PolicyConfig
 from awpo.data.store import read_instances
@@ -37,11 +33,14 @@ from awpo.training.checkpoints import (
     RESUME,
     MarkWholeCheckpoints,
     check_positions,
-    drop_metrics_after,
-    last_whole_checkpoint,
     load_policy,
+    open_training,
+    process_state,
+    step_of,
+    where_to_resume,
 )
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
+from awpo.training.identity import policy_identity
 from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
@@ -200,19 +199,12 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
     method = get_method(config.method)
     if not method.trains:
         raise UserError(f"method {method.name!r} trains no policy; choose one that does (see `awpo methods`)")
-    inputs = {
-        "model": input_identity(Path(model)) if Path(model).exists() else model,
-        "instances": input_identity(instances),
-        "method": str(method.to_json()),
-    }
+    work = policy_identity(model, instances, config)
     processes = process_state()
-    with ExitStack() as stack:
-        with processes.main_process_first():  # it makes the folder, the others find it made
-            opened = open_stage(out, "policy", inputs, config.model_dump(exclude={"threads"}))
-            stage = stack.enter_context(opened)
+    # The learning rate doesn't depend on how many steps there will be, so a run goes on to more of them exactly.
+    with open_training(out, "policy", work, growing=("steps",)) as stage:
         if stage.finished:
             return dict(stage.manifest.counts)
-        start = time.monotonic()
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -239,7 +231,9 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
             log.warning(remark)
         if config.lora and config.lora.dropout and processes.is_main_process:
             log.warning("policy training uses no dropout: lora.dropout is for supervised fine-tuning alone")
-        resume = _where_to_resume(out, stage.resumed)
+        resume = where_to_resume(out, stage, log, config.steps)
+        if processes.is_main_process:
+            drop_samples_from(out / SAMPLES, step_of(resume))
         trainer = PolicyTrainer(
             model=policy,
             processing_class=tokenizer,
@@ -256,31 +250,12 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
         if trainer.is_world_process_zero():
             judge = {"judge": judge_identity(config.judge)} if method.needs_judge else {}
-            card = {"method": method.to_json(), **judge, "base": model, **stage.manifest.to_json(), **summary}
+            card = {"method": method.to_json(), **judge, "base": model, **stage.manifest.begun(), **summary}
             save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
-            summary["seconds"] = round(time.monotonic() - start, 1)
+            summary["seconds"] = round(stage.seconds, 1)
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
             stage.finish(summary)
         return summary
-
-
-def process_state() -> PartialState:
-    """The processes of this run, one or those that torchrun started; on CPUs they speak through gloo."""
-    return PartialState(cpu=not torch.cuda.is_available())
-
-
-def _where_to_resume(out: Path, resumed: bool) -> Path | None:
-    """The checkpoint to go on from; what was written of later steps is removed, so that each step stands once.
-
-    The main process decides, since the choice removes files, and the others follow.
-    """
-    resume = None
-    if process_state().is_main_process:
-        resume = last_whole_checkpoint(out / RESUME) if resumed else None
-        drop_metrics_after(out, resume)
-        drop_samples_from(out / SAMPLES, int(resume.name.rpartition("-")[2]) if resume else 0)
-    found: list[Path | None] = broadcast_object_list([resume])
-    return found[0]
 
 
 def _last_metrics(out: Path, config: PolicyConfig) -> dict[str, float]:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import SFTConfig
 
-from awpo.artifacts import input_identity, open_stage, write_atomically
+from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt, render_target
 from awpo.config import SftConfig
 from awpo.data.store import read_instances
@@ -32,12 +31,14 @@ from awpo.training.checkpoints import (
     RESUME,
     MarkWholeCheckpoints,
     check_positions,
-    drop_metrics_after,
-    last_whole_checkpoint,
     load_policy,
+    open_training,
+    process_state,
+    where_to_resume,
 )
 from awpo.training.demonstrations import wrong_decision
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
+from awpo.training.identity import sft_identity
 from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.sft_trainer import IGNORED, PadAroundTarget, TargetTrainer
 from awpo.types import Instance
@@ -111,18 +112,15 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
 
     Raises UserError where no instance can be trained on.
     """
-    folder = Path(model)
-    inputs = {
-        "model": input_identity(folder) if folder.exists() else model,
-        "instances": input_identity(instances),
-    }
-    with open_stage(out, "sft", inputs, config.model_dump(exclude={"threads"})) as stage:
+    processes = process_state()
+    # More steps are other work: the learning rate falls over all of them.
+    with open_training(out, "sft", sft_identity(model, instances, config)) as stage:
         if stage.finished:
             return dict(stage.manifest.counts)
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
-        arguments = trainer_arguments(config, out, PartialState(cpu=not torch.cuda.is_available()).num_processes)
+        arguments = trainer_arguments(config, out, processes.num_processes)
         check_positions(model, config.max_length, "sft.max_length")
         set_seed(config.seed)
         policy, tokenizer = load_policy(model, dtype_of_weights(config))
@@ -131,10 +129,9 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
         dataset = Demonstrations(tokenizer, chosen, config.max_length, rationales=config.rationales)
         if not len(dataset):
             raise UserError(f"{instances} holds no training instance of at most {config.max_length} tokens")
-        if dataset.too_long:
+        if dataset.too_long and processes.is_main_process:
             log.warning(f"{dataset.too_long} of {len(chosen)} instances exceed {config.max_length} tokens; left out")
-        resume = last_whole_checkpoint(out / RESUME) if stage.resumed else None
-        drop_metrics_after(out, resume)
+        resume = where_to_resume(out, stage, log, config.steps)
         trainer = TargetTrainer(
             model=policy,
             processing_class=tokenizer,
@@ -156,7 +153,7 @@ def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict
             "wrong_decisions": replaced,
         }
         if trainer.is_world_process_zero():
-            card = {"method": "sft", "base": model, **stage.manifest.to_json(), **summary}
+            card = {"method": "sft", "base": model, **stage.manifest.begun(), **summary}
             save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
             write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
             stage.finish(summary)

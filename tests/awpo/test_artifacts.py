@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from awpo.artifacts import file_hash, input_identity, open_stage, read_manifest, write_atomically
+from awpo.artifacts import (
+    IN_PROGRESS,
+    file_hash,
+    finished_result,
+    input_identity,
+    open_stage,
+    read_manifest,
+    stage_fingerprint,
+    write_atomically,
+)
 from awpo.errors import UserError
 
 
@@ -160,3 +169,95 @@ def test_a_failed_attempt_keeps_what_a_later_one_goes_on_from(tmp_path: Path) ->
         assert stage.resumed
         stage.finish()
     assert not (out / ".previous").exists()
+
+
+class Killed(RuntimeError):
+    pass
+
+
+def begin(folder: Path, config: dict[str, int], growing: tuple[str, ...] = ()) -> tuple[bool, str]:
+    """An attempt that writes a file and dies; whether it went on from an earlier one, and what had changed."""
+    told: list[tuple[bool, str]] = []
+
+    def die_half_way() -> None:
+        with open_stage(folder, "example", {"data": "1"}, config, growing=growing) as stage:
+            told.append((stage.resumed, stage.changes))
+            (folder / "part.txt").write_text("half")
+            raise Killed
+
+    with pytest.raises(Killed):
+        die_half_way()
+    return told[0]
+
+
+def test_seconds_are_those_of_all_attempts(tmp_path: Path) -> None:
+    begin(tmp_path, {"a": 1})
+    mark = json.loads((tmp_path / IN_PROGRESS).read_text())
+    assert len(mark["seconds"]) == 1
+    assert mark["began"] is None
+    # The second is killed by the system and can say nothing: its files tell how long it lived.
+    (tmp_path / IN_PROGRESS).write_text(json.dumps({**mark, "seconds": [40.0], "began": 1000.0}))
+    for name, written in (("part.txt", 1025.5), ("log.txt", 5000.0), ("job.json", 5000.0), (IN_PROGRESS, 1000.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (written, written))
+    with open_stage(tmp_path, "example", {"data": "1"}, {"a": 1}) as stage:
+        assert stage.resumed
+        assert stage.earlier == [40.0, 25.5]
+        manifest = stage.finish()
+    assert 65.5 <= manifest.seconds < 165.5
+    assert manifest.attempts == 3
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_work_that_only_grew_is_gone_on_with_where_the_stage_allows_it(tmp_path: Path) -> None:
+    assert begin(tmp_path, {"steps": 4, "a": 1}) == (False, "")
+    assert begin(tmp_path, {"steps": 6, "a": 1}, ("steps",)) == (True, "steps was 4 and is 6")
+    assert begin(tmp_path, {"steps": 6, "a": 1}) == (True, "")
+    assert begin(tmp_path, {"steps": 5, "a": 1}, ("steps",)) == (False, "steps was 6 and is 5")
+    assert begin(tmp_path, {"steps": 7, "a": 2}, ("steps",)) == (False, "steps was 5 and is 7, a was 1 and is 2")
+    assert begin(tmp_path, {"steps": 8, "a": 2}) == (False, "steps was 7 and is 8")
+
+
+def test_a_mark_of_an_earlier_version_is_understood(tmp_path: Path) -> None:
+    begin(tmp_path, {"a": 1})
+    (tmp_path / IN_PROGRESS).write_text(stage_fingerprint("example", {"data": "1"}, {"a": 1}))
+    assert begin(tmp_path, {"a": 1}) == (True, "")
+    (tmp_path / IN_PROGRESS).write_text("0123456789012345")  # of other work; a number in JSON
+    assert begin(tmp_path, {"a": 1}) == (False, "")
+
+
+def test_of_several_processes_the_first_alone_writes(tmp_path: Path) -> None:
+    with open_stage(tmp_path / "out", "example", {}, {}) as stage:
+        before = (tmp_path / "out" / IN_PROGRESS).read_text()
+
+        def follow() -> None:
+            with open_stage(tmp_path / "out", "example", {}, {}, leads=False) as follower:
+                assert not follower.finished
+                raise UserError("each process meets the same mistake")
+
+        with pytest.raises(UserError, match="same mistake"):
+            follow()
+        assert (tmp_path / "out" / IN_PROGRESS).read_text() == before
+        stage.finish()
+    with open_stage(tmp_path / "out", "example", {}, {}, leads=False) as follower:
+        assert follower.finished
+
+
+def test_a_result_of_an_earlier_version_is_known_by_its_former_fingerprint(tmp_path: Path) -> None:
+    finish(tmp_path, config={"a": 1, "save_every": 2})
+    raw = json.loads((tmp_path / "manifest.json").read_text())
+    del raw["attempts"]  # which it did not count
+    (tmp_path / "manifest.json").write_text(json.dumps(raw))
+    with open_stage(tmp_path, "example", {"data": "1"}, {"a": 1}, former=raw["fingerprint"]) as stage:
+        assert stage.finished
+        assert stage.manifest.attempts == 1
+    assert finished_result(tmp_path, "other") is None
+    assert finished_result(tmp_path, "other", raw["fingerprint"]) is not None
+
+
+def test_unfinished_work_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    begin(tmp_path, {"a": 1})
+    (tmp_path / IN_PROGRESS).write_text("0123456789abcdef")
+    with open_stage(tmp_path, "example", {"data": "1"}, {"b": 1}, former="0123456789abcdef") as stage:
+        assert stage.resumed
+        assert (tmp_path / "part.txt").exists()

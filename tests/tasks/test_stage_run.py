@@ -70,7 +70,7 @@ def work_in(tmp_path: Path, **config: int) -> Work:
 
 
 def attempt(work: Work, tracking: Tracking, worker: str, end: str = "", threads: int = 1) -> StageRun:
-    config = work.config.model_dump(mode="json", exclude={"threads"}) if work.config else {}
+    config = work.config.identity() if work.config else {}
     job = {"out": str(work.folder), "steps": 3, "end": end, "config": config}
     with stage_run(work, tracking) as stage:
         stage.work_apart(worker, job, threads)
