@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from awpo.errors import UserError
-from evaluation.bfcl.data import CATEGORIES, LIVE_AST, NON_LIVE_AST
+from evaluation.bfcl.averages import AVERAGES
+from evaluation.bfcl.data import CATEGORIES
 from evaluation.charts import number, percent
 from evaluation.compare import Difference, compare, read_run
 
 NOT_RUN = "not run"
-# Averages of BFCL as rows of the table, and the categories that each needs.
-AVERAGES = {"non_live_ast (python)": NON_LIVE_AST, "live_ast (python)": LIVE_AST}
 
 # A reported reward is the mean over this last share of the steps, since a single step's is noise.
 LAST_SHARE = 0.1
@@ -227,20 +226,26 @@ def _rates(row: Mapping[str, Any] | None) -> list[Cell]:
 
 
 def bfcl_table(runs: Sequence[RunSummary]) -> list[list[Cell]]:
-    """Categories as rows, runs as columns: accuracy, interval, items, empty-output rate. Empty where none ran it."""
+    """Categories and averages as rows, runs as columns: accuracy, interval, items, empty-output rate.
+
+    Empty where none ran it.
+    """
     if not any(row["benchmark"] == "bfcl_v3" for run in runs for row in run.scores):
         return []
     table = [
         [Cell(category), *(_bfcl_cell(score_row(run, "bfcl_v3", category, "greedy")) for run in runs)]
         for category in CATEGORIES
     ]
-    for name, needed in AVERAGES.items():
-        cells = [Cell(name)]
+    for average in AVERAGES:
+        cells = [Cell(average.name)]
         for run in runs:
-            row = score_row(run, "bfcl_v3", name, "greedy", "average")
-            have = sum(score_row(run, "bfcl_v3", category, "greedy") is not None for category in needed)
-            if row is None and 0 < have < len(needed):
-                cells.append(Cell(f"partial: {have} of {len(needed)} categories", style="none"))
+            row = score_row(run, "bfcl_v3", average.name, "greedy", "average")
+            if row is not None and row.get("partial"):
+                due = len(row["categories"])
+                lost = sum(row["missing"].values())
+                unanswered = f", {lost} items without an answer" if lost else ""
+                text = f"partial: {due - len(row['not_run'])} of {due} categories{unanswered}"
+                cells.append(Cell(text, style="none"))
             else:
                 cells.append(_bfcl_cell(row))
         table.append(cells)

@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from awpo.artifacts import read_manifest, write_atomically
 from awpo.events import METRICS, Tail
+from evaluation.bfcl.averages import NON_LIVE_CALLS
 from tasks.evaluation import find_score, read_scores
 from tasks.stage_run import show_markdown, show_table
 from tasks.tracking import RunFile, Tracking
@@ -128,8 +129,8 @@ def _bfcl(scores: Iterable[dict[str, Any]]) -> float | None:
 
     Not the categories that ask for none: a model that says nothing at all passes those.
     """
-    found = [row["accuracy"] for row in scores if row["group"] == "average" and row["split"].startswith("non_live_ast")]
-    return float(found[0]) if found else None
+    found = [row["accuracy"] for row in scores if row["benchmark"] == "bfcl_v3" and row["split"] == NON_LIVE_CALLS]
+    return found[0] if found else None
 
 
 @task(name="compare", task_run_name="compare methods", cache_policy=NO_CACHE)

@@ -140,9 +140,11 @@ def find_score(
 
 
 def score_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Scores as metrics: benchmark/split/mode[/group]/what."""
+    """Scores as metrics: benchmark/split/mode[/group]/what; none of an average that has no value."""
     found: dict[str, float] = {}
     for row in rows:
+        if row["accuracy"] is None:
+            continue
         group = "" if row["group"] == "all" else f"/{row['group'].replace('=', ':')}"
         name = f"{row['benchmark']}/{row['split']}/{row['mode']}{group}"
         found[f"{name}/accuracy"] = row["accuracy"]

@@ -1,4 +1,4 @@
-"""The Berkeley Function Calling Leaderboard, version 3, single-turn Python categories, by the official checker."""
+"""The Berkeley Function Calling Leaderboard, version 3, all 17 categories, by the official code."""
 
 from __future__ import annotations
 

@@ -1,25 +1,22 @@
-"""BFCL as parts of an evaluation: generate greedily, decode with our parser, ask the official checker.
-
-Decoding follows the package's handler of Qwen models: a completion with a call that cannot be read counts as no
-call at all, and calls become [{name: {argument: value}}]. Our parser is more lenient in one way: a missing
-closing tag does not lose a call that is whole.
-"""
+"""BFCL as parts of an evaluation: ask greedily, decode with our parser, execute and check with the official code."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
 from awpo.events import Progress, silent
-from awpo.types import Completion
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
+from evaluation.bfcl.averages import AVERAGES
+from evaluation.bfcl.conversation import MOST_STEPS, Conversation, answer_text, converse
 from evaluation.bfcl.data import (
     CATEGORIES,
-    LIVE_AST,
-    NON_LIVE_AST,
+    MULTI_TURN,
     SOURCE,
     VERSION,
     BfclItem,
@@ -27,13 +24,17 @@ from evaluation.bfcl.data import (
     installed_version,
     read_category,
 )
-from evaluation.bfcl.process import CheckerProcess
-from evaluation.generate import Generated, Generator, Question, Sampling
+from evaluation.bfcl.decode import decoded_calls, ends_turn, executable
+from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
+from evaluation.bfcl.process import CheckerProcess, Verdict
+from evaluation.bfcl.tools import tools
+from evaluation.generate import Finish, Generated, Generator, Question, Sampling
 from evaluation.items import Item, ScoreRow, make_item, score_rows
 from evaluation.statistics import weighted_mean
 
 NAME = "bfcl_v3"
-PROTOCOL = f"bfcl-eval {VERSION}, single turn, native template, JSON Schema tools, dotted names"
+PROTOCOL = f"bfcl-eval {VERSION}, native calls, JSON Schema tools, dotted names"
+MULTI_TURN_PROTOCOL = f"{PROTOCOL}, {MOST_STEPS} steps a turn"
 
 
 class BfclV3:
@@ -51,23 +52,13 @@ class BfclV3:
         return summary_rows(rows)
 
     def gold_verdicts(self, data: Path | None, config: EvaluationConfig) -> Iterator[GoldVerdict]:
-        """The reference answers of the categories that have them: of each parameter the first value allowed."""
-        for category in CATEGORIES:
-            items = [item for item in read_category(category) if item.answer is not None]
-            with CheckerProcess() as checker:
-                for item in items:
-                    verdict = checker.check(item, first_values(item.answer or []))
-                    reason = f"{verdict['error_type']} {verdict['error']}".strip()
-                    yield GoldVerdict(category, item.id, verdict["valid"], reason)
-
-
-def first_values(answer: Sequence[dict[str, dict[str, list[Any]]]]) -> list[dict[str, Any]]:
-    """Calls made from a reference: the first allowed value of each parameter; an empty text means it may be left out."""
-    return [
-        {name: {key: values[0] for key, values in parameters.items() if values[0] != ""}}
-        for call in answer
-        for name, parameters in call.items()
-    ]
+        """The reference answers of the 14 categories that have them; relevance and irrelevance have none."""
+        with CheckerProcess() as checker:
+            for category in CATEGORIES:
+                for item in read_category(category):
+                    if item.answer is not None:
+                        verdict = gold_verdict(checker, item)
+                        yield GoldVerdict(category, item.id, verdict.valid, verdict.reason)
 
 
 def _part(category: str, config: EvaluationConfig) -> Part:
@@ -80,13 +71,6 @@ def _part(category: str, config: EvaluationConfig) -> Part:
     return Part(f"{NAME}/{category}", len(chosen), run)
 
 
-def decoded_calls(completion: Completion) -> list[dict[str, Any]]:
-    """What the checker gets for a completion; empty where a call cannot be read."""
-    if completion.calls_malformed:
-        return []
-    return [{call.name: call.arguments} for call in completion.tool_calls]
-
-
 def evaluate_category(
     generator: Generator,
     items: Sequence[BfclItem],
@@ -97,31 +81,73 @@ def evaluate_category(
 ) -> tuple[list[Item], list[ScoreRow]]:
     """Items and rows of one category; `available` is the number of items that the category has in all.
 
-    The row's `checker_failures` counts items on which the official checker gave no verdict; they are wrong.
+    The row's `checker_failures` counts items on which the official code gave no verdict; they are wrong.
+    `isolation` says in words what the process that executed calls had given up.
     """
     start = time.monotonic()
-    questions = [Question.of(item.instance()) for item in items]
     sampling = Sampling(max_tokens=config.max_completion_length, seed=config.seed)
-    answers = generator.answer(questions, sampling, progress=progress)
     with CheckerProcess() as checker:
-        found = [
-            _item(checker, item, question, answer)
-            for item, question, (answer,) in zip(items, questions, answers, strict=True)
-        ]
-        failures = checker.failures
+        if items and items[0].multi_turn:
+            found = _converse(generator, items, sampling, checker, progress)
+        else:
+            found = _ask(generator, items, sampling, checker, progress)
+        failures, isolation = checker.failures, checker.isolation
     rows = score_rows(
         found,
         seed=config.seed,
-        protocol=PROTOCOL,
+        protocol=MULTI_TURN_PROTOCOL if items and items[0].multi_turn else PROTOCOL,
         available=available,
         checker_failures=failures,
+        isolation=isolation,
         seconds=round(time.monotonic() - start, 3),
     )
     return found, rows
 
 
-def _item(checker: CheckerProcess, item: BfclItem, question: Question, answer: Generated) -> Item:
-    verdict = checker.check(item, decoded_calls(answer.completion()))
+def _ask(
+    generator: Generator, items: Sequence[BfclItem], sampling: Sampling, checker: CheckerProcess, progress: Progress
+) -> list[Item]:
+    questions = [Question(item.turns[0], tools(item.functions, item.language)) for item in items]
+    answers = generator.answer(questions, sampling, progress=progress)
+    return [
+        _item(item, question, answer, single_turn_verdict(checker, item, answer_text(answer)))
+        for item, question, (answer,) in zip(items, questions, answers, strict=True)
+    ]
+
+
+def _converse(
+    generator: Generator, items: Sequence[BfclItem], sampling: Sampling, checker: CheckerProcess, progress: Progress
+) -> list[Item]:
+    questions = [Conversation(item).question for item in items]
+    held = converse(generator, items, sampling, checker, progress=progress)
+    return [
+        _conversation_item(question, conversation, _conversation_verdict(checker, conversation))
+        for question, conversation in zip(questions, held, strict=True)
+    ]
+
+
+def single_turn_verdict(checker: CheckerProcess, item: BfclItem, text: str) -> Verdict:
+    """The verdict on a completion's text."""
+    return checker.check(item, decoded_calls(parse_completion(text)))
+
+
+def multi_turn_verdict(checker: CheckerProcess, item: BfclItem, turns: Sequence[Sequence[str]]) -> Verdict:
+    """The verdict on the completions of a conversation, turn by turn; those without a call are passed over."""
+    steps = [[executable(decoded_calls(parse_completion(text))) for text in turn] for turn in turns]
+    return checker.check_conversation(item, [[calls for calls in turn if not ends_turn(calls)] for turn in steps])
+
+
+def _conversation_verdict(checker: CheckerProcess, conversation: Conversation) -> Verdict:
+    match conversation.ending:
+        case "done" | "cut_off":
+            turns = [[answer_text(answer) for answer in turn] for turn in conversation.answers]
+            return multi_turn_verdict(checker, conversation.item, turns)
+        case "not_executed":
+            return Verdict(False, conversation.problem)
+    return Verdict(False, "multi_turn:inference_error", "the history fills the model's context")
+
+
+def _item(item: BfclItem, question: Question, answer: Generated, verdict: Verdict) -> Item:
     return make_item(
         question,
         answer,
@@ -130,37 +156,79 @@ def _item(checker: CheckerProcess, item: BfclItem, question: Question, answer: G
         item_id=item.id,
         source=SOURCE,
         kind=item.kind,
-        correct=verdict["valid"],
-        error_type=verdict["error_type"],
-        detail=f"{verdict['error_type']} {verdict['error']}".strip()[:300],
+        correct=verdict.valid,
+        error_type=verdict.error_type,
+        detail=verdict.reason[:300],
     )
 
 
-def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """The leaderboard's averages, each only where all of its categories were run.
+def _conversation_item(question: Question, conversation: Conversation, verdict: Verdict) -> Item:
+    """One item for a whole conversation: its text is JSON, the texts of each turn's steps in lists."""
+    answers = [answer for turn in conversation.answers for answer in turn]
+    texts = [[answer_text(answer) for answer in turn] for turn in conversation.answers]
+    completions = [answer.completion() for answer in answers]
+    cut: Finish = next((answer.finish for answer in answers if answer.finish != "stop"), "stop")
+    whole = Generated(
+        text=json.dumps(texts, ensure_ascii=False),
+        tokens=sum(answer.tokens for answer in answers),
+        finish=cut,
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        seconds=sum(answer.seconds for answer in answers),
+        tool_calls=tuple(call for completion in completions for call in completion.tool_calls),
+        failure=answers[-1].failure,
+    )
+    item = _item(conversation.item, question, whole, verdict)
+    return dataclasses.replace(item, empty=all(not text.strip() for turn in texts for text in turn))
 
-    `non_live_ast` is the plain mean over categories, `live_ast` is weighted by the categories' full sizes, as in the
-    package's `eval_runner_helper`; but "simple" is Python alone here (the leaderboard averages it over Python, Java
-    and JavaScript), hence "python" in the names.
+
+def gold_verdict(checker: CheckerProcess, item: BfclItem) -> Verdict:
+    """The reference answer of an item, written as completions, through parser, decoding, execution and checker."""
+    if not item.multi_turn:
+        return single_turn_verdict(checker, item, completion_text(reference_calls(item)))
+    texts = [
+        [completion_text(calls), "That is done."] if calls else ["I cannot do that."] for calls in reference_turns(item)
+    ]
+    conversation = Conversation(item)
+    for text in (text for turn in texts for text in turn):
+        if not conversation.ending:
+            conversation.take(Generated(text, 0), checker)
+    if conversation.ending != "done":
+        return Verdict(False, f"conversation:{conversation.ending}", conversation.problem)
+    # All turns of the reference, as the package would be given them: multi_turn_base_154 has one more than it asks.
+    return multi_turn_verdict(checker, item, texts)
+
+
+def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """The leaderboard's averages, from the rows of the categories.
+
+    Categories of which a slice was run count by their full size where size counts. An average of which a category
+    was not run, or has items without a verdict, is "partial": its accuracy is None and "not_run" and "missing" say
+    what it lacks. No row where none of its categories was run.
     """
-    known = {row["split"]: row for row in rows if row["benchmark"] == NAME and row["group"] == "all"}
+    known = {row["split"]: row for row in rows if row["mode"] == "greedy" and row["group"] == "all"}
     result: list[ScoreRow] = []
-    for name, categories, by_size in (
-        ("non_live_ast (python)", NON_LIVE_AST, False),
-        ("live_ast (python)", LIVE_AST, True),
-    ):
-        if not all(category in known for category in categories):
+    for average in AVERAGES:
+        parts = {name: known[name] for name in average.categories if name in known}
+        if not parts:
             continue
-        parts = [known[category] for category in categories]
-        weights = [part["available"] if by_size else 1.0 for part in parts]
-        accuracy, low, high = weighted_mean([(part["accuracy"], part["items"]) for part in parts], weights)
-        total = sum(weights)
-        mixed = {
-            key: sum(weight * part[key] for weight, part in zip(weights, parts, strict=True)) / total
-            for key in ("empty_rate", "response_tokens", "cut_rate")
+        row: ScoreRow = {"benchmark": NAME, "split": average.name, "mode": "greedy", "group": "average"}
+        row |= {
+            key: sum(part[key] for part in parts.values()) for key in ("items", "dialogues", "available", "seconds")
         }
-        added = {key: sum(part[key] for part in parts) for key in ("items", "dialogues", "available", "seconds")}
-        head = {"benchmark": NAME, "split": name, "mode": "greedy", "group": "average"}
-        interval = {"accuracy": accuracy, "low": low, "high": high}
-        result.append({**head, **interval, **mixed, **added, "protocol": PROTOCOL, "categories": list(categories)})
+        row |= {"protocol": MULTI_TURN_PROTOCOL if set(parts) & set(MULTI_TURN) else PROTOCOL}
+        row["categories"] = list(average.categories)
+        not_run = [name for name in average.categories if name not in known]
+        missing = {name: part["missing"] for name, part in parts.items() if part.get("missing")}
+        if not_run or missing:
+            row |= {"accuracy": None, "low": None, "high": None, "partial": True}
+            result.append(row | {"not_run": not_run, "missing": missing})
+            continue
+        sizes = {name: part["available"] for name, part in parts.items()}
+        weights = average.weights(sizes)
+        strata = [(parts[name]["accuracy"], parts[name]["items"]) for name in weights]
+        _, row["low"], row["high"] = weighted_mean(strata, list(weights.values()))
+        row["accuracy"] = average.value({name: part["accuracy"] for name, part in parts.items()}, sizes)
+        for key in ("empty_rate", "response_tokens", "cut_rate"):
+            row[key] = sum(weight * parts[name][key] for name, weight in weights.items())
+        result.append(row)
     return result

@@ -1,9 +1,6 @@
-"""BFCL v3's single-turn Python items, read from the installed package `bfcl-eval`, as our nouns.
+"""BFCL v3's 4,441 items in 17 categories, read from the installed package `bfcl-eval`, as our nouns.
 
-The package is never imported here: its data files are found beside it and read. Function documents become tools
-with JSON Schema types by the package's own table (`GORILLA_TO_OPENAPI`), at every depth. Names keep their dots:
-that is what the package's handler of Qwen models with native function calling does, and what its checker
-expects when `underscore_to_dot` is off.
+The package is never imported here: its data files are found beside it and read.
 """
 
 from __future__ import annotations
@@ -13,58 +10,76 @@ import importlib.metadata
 import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from awpo.errors import UserError
-from awpo.types import Instance, Message, Tool
+from awpo.types import Message
 
 VERSION = "2025.8.6.2"
 INSTALL = f"pip install --no-deps bfcl-eval=={VERSION}"
 SOURCE = "bfcl-v3"
 
-NON_LIVE_AST = ("simple", "multiple", "parallel", "parallel_multiple")
+NON_LIVE_AST = ("simple", "java", "javascript", "multiple", "parallel", "parallel_multiple")
 LIVE_AST = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
-CATEGORIES = (*NON_LIVE_AST, "irrelevance", *LIVE_AST, "live_relevance", "live_irrelevance")
+MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
+SINGLE_TURN = (*NON_LIVE_AST, "irrelevance", *LIVE_AST, "live_relevance", "live_irrelevance")
+CATEGORIES = (*SINGLE_TURN, *MULTI_TURN)
 
-_TYPES = {
-    "dict": "object",
-    "float": "number",
-    "tuple": "array",
-    "list": "array",
-    "any": "string",
-    "bool": "boolean",
+Language = Literal["Python", "Java", "JavaScript"]
+Document = dict[str, Any]
+
+# Which file of `multi_turn_func_doc` describes a class that the multi-turn items involve.
+_CLASS_FILES = {
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TwitterAPI": "posting_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "VehicleControlAPI": "vehicle_control",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BfclItem:
-    """One question. `answer` is the reference as the checker takes it, or None where the category has none."""
+    """One question of one or more turns.
+
+    `turns` holds the messages that open each turn; that of a turn with held-out functions is empty. `functions` are
+    the documents on offer from the start, `held_out` those that join at a turn, by its number from 0. `answer` is
+    the reference as the checker takes it (calls with lists of accepted values; in several turns, the calls of each
+    turn as Python text), or None where the category has none. `initial_config` and `involved_classes` set up what
+    the calls of a multi-turn item act on.
+    """
 
     id: str
     category: str
-    question: tuple[Message, ...]
-    functions: tuple[dict[str, Any], ...]
-    answer: list[dict[str, Any]] | None
+    turns: tuple[tuple[Message, ...], ...]
+    functions: tuple[Document, ...]
+    answer: list[Any] | None
+    held_out: Mapping[int, tuple[Document, ...]] = field(default_factory=dict)
+    initial_config: Mapping[str, Any] = field(default_factory=dict)
+    involved_classes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
         return "reply" if "irrelevance" in self.category else "call"
 
-    def instance(self) -> Instance:
-        """The item as a one-step instance; its target is empty, since the checker alone knows what is right."""
-        return Instance(
-            source=SOURCE,
-            dialogue_id=self.id,
-            step=0,
-            steps=1,
-            split="test",
-            tools=tuple(tool(function) for function in self.functions),
-            prompt=self.question,
-            target=Message("assistant", ""),
-            id=self.id,
-        )
+    @property
+    def language(self) -> Language:
+        return language(self.category)
+
+    @property
+    def multi_turn(self) -> bool:
+        return self.category in MULTI_TURN
+
+
+def language(category: str) -> Language:
+    """The language that a category's function documents are written in."""
+    return {"java": "Java", "javascript": "JavaScript"}.get(category, "Python")  # type: ignore[return-value]
 
 
 def installed_version() -> str:
@@ -79,7 +94,8 @@ def installed_version() -> str:
     return version
 
 
-def _folder() -> Path:
+def data_folder() -> Path:
+    """The package's folder of data; UserError where the package is missing or another version."""
     installed_version()
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or spec.origin is None:
@@ -94,20 +110,37 @@ def read_category(category: str) -> list[BfclItem]:
     if "relevance" not in category:
         rows = _read(f"possible_answer/BFCL_v3_{category}.json")
         answers = {row["id"]: row["ground_truth"] for row in rows}
-    return [
-        BfclItem(
-            id=row["id"],
-            category=category,
-            question=tuple(Message.from_json(message) for message in row["question"][0]),
-            functions=tuple(row["function"]),
-            answer=answers.get(row["id"]),
-        )
-        for row in questions
-    ]
+    return [_item(row, category, answers.get(row["id"])) for row in questions]
+
+
+def _item(row: Mapping[str, Any], category: str, answer: list[Any] | None) -> BfclItem:
+    involved = tuple(row.get("involved_classes", ()))
+    functions = list(row["function"]) if "function" in row else [doc for name in involved for doc in _class(name)]
+    held_out: dict[int, tuple[Document, ...]] = {}
+    for turn, names in row.get("missed_function", {}).items():
+        found = [next(document for document in functions if document["name"] == name) for name in names]
+        held_out[int(turn)] = tuple(found)
+        functions = [document for document in functions if not any(document is taken for taken in found)]
+    return BfclItem(
+        id=row["id"],
+        category=category,
+        turns=tuple(tuple(Message.from_json(message) for message in turn) for turn in row["question"]),
+        functions=tuple(functions),
+        answer=answer,
+        held_out=held_out,
+        initial_config=row.get("initial_config", {}),
+        involved_classes=involved,
+    )
+
+
+@cache
+def _class(name: str) -> tuple[Document, ...]:
+    """The documents of a class's functions."""
+    return tuple(_read(f"multi_turn_func_doc/{_CLASS_FILES[name]}.json"))
 
 
 def _read(name: str) -> list[dict[str, Any]]:
-    path = _folder() / name
+    path = data_folder() / name
     try:
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.strip()]
@@ -118,23 +151,3 @@ def _read(name: str) -> list[dict[str, Any]]:
 def choose(items: list[BfclItem], count: int | None, seed: int) -> list[BfclItem]:
     """At most `count` items (None: all), by a hash of seed and id: a smaller choice is the beginning of a larger one."""
     return sorted(items, key=lambda item: hashlib.sha256(f"{seed}\0{item.id}".encode()).digest())[:count]
-
-
-def tool(function: Mapping[str, Any]) -> Tool:
-    """A function document as a tool; parameters of unknown type become strings, as in the package."""
-    return Tool(function["name"], function.get("description") or "", schema(function.get("parameters") or {}) | _OBJECT)
-
-
-_OBJECT = {"type": "object"}
-
-
-def schema(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's document as JSON Schema: only types change, in properties and items of any depth."""
-    result = dict(document)
-    declared = str(document.get("type", "string"))
-    result["type"] = _TYPES.get(declared, declared)
-    if isinstance(document.get("properties"), Mapping):
-        result["properties"] = {name: schema(inner) for name, inner in document["properties"].items()}
-    if isinstance(document.get("items"), Mapping):
-        result["items"] = schema(document["items"])
-    return result

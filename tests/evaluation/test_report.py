@@ -14,6 +14,7 @@ import pytest
 
 from awpo.artifacts import open_stage, write_atomically
 from awpo.errors import UserError
+from evaluation.bfcl.benchmark import summary_rows
 from evaluation.items import Item, score_rows, write_items
 from evaluation.report import RunSummary, write_report
 from evaluation.tables import duration
@@ -65,7 +66,9 @@ def scores(accuracy: float, split: str = "test_tools") -> list[dict[str, Any]]:
 
 def bfcl(category: str, **fields: Any) -> dict[str, Any]:
     row = {"benchmark": "bfcl_v3", "split": category, "mode": "greedy", "group": "all", "accuracy": 0.5, "low": 0.3}
-    return row | {"high": 0.7, "items": 30, "available": 240, "dialogues": 30, "empty_rate": 0.4} | fields
+    return (
+        row | {"high": 0.7, "items": 30, "available": 240, "dialogues": 30, "seconds": 1.0, "empty_rate": 0.4} | fields
+    )
 
 
 def metrics(start: float, steps: int = 30) -> list[dict[str, Any]]:
@@ -146,15 +149,15 @@ def test_what_was_not_run_says_so(tmp_path: Path) -> None:
 
 def test_bfcl_shows_items_and_empty_outputs_and_never_a_zero_for_what_is_missing(tmp_path: Path) -> None:
     some = run("some", "sft")
-    some = replace(
-        some, scores=[*some.scores, bfcl("irrelevance"), bfcl("simple", checker_failures=2), bfcl("multiple")]
-    )
+    found = [bfcl("irrelevance", missing=3), bfcl("simple", checker_failures=2), bfcl("multiple")]
+    some = replace(some, scores=[*some.scores, *found, *summary_rows(found)])
     _, page = report(tmp_path, some)
     assert page.row("irrelevance")[1] == "50.0%30.0 – 70.030 of 240 items, empty 40%"
     assert "2 without a verdict" in page.row("simple")[1]
     assert page.row("live_simple")[1] == "not run"
-    assert page.row("non_live_ast (python)")[1] == "partial: 2 of 4 categories"
-    assert page.row("live_ast (python)")[1] == "not run"
+    assert page.row("Non-Live AST Acc")[1] == "partial: 2 of 6 categories"
+    assert page.row("Overall Acc")[1] == "partial: 3 of 17 categories, 3 items without an answer"
+    assert page.row("Live Acc")[1] == "not run"
 
 
 def test_depth_kind_and_rates_stand_beside_each_other(tmp_path: Path) -> None:

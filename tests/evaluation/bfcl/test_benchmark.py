@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
-from evaluation.bfcl.benchmark import decoded_calls, evaluate_category, summary_rows
-from evaluation.bfcl.data import INSTALL, LIVE_AST, NON_LIVE_AST, read_category
+from evaluation.bfcl.benchmark import evaluate_category, multi_turn_verdict, summary_rows
+from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
+from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
+from evaluation.bfcl.process import CheckerProcess
+from evaluation.bfcl.tools import tools
 from evaluation.generate import Question
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
@@ -20,13 +22,6 @@ needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None
 
 def block(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def test_calls_are_decoded_as_the_official_handler_does() -> None:
-    two = block("geo.find", {"a": 1.5}) + "\n" + block("f", {})
-    assert decoded_calls(parse_completion("<think>\nx\n</think>\n\n" + two)) == [{"geo.find": {"a": 1.5}}, {"f": {}}]
-    assert decoded_calls(parse_completion(two + "\n<tool_call>\n{broken\n</tool_call>")) == []
-    assert decoded_calls(parse_completion("Just words.")) == []
 
 
 @needs_package
@@ -70,31 +65,122 @@ def test_the_reason_of_a_wrong_answer_is_kept(answering: Callable[..., Any]) -> 
     assert "height" in found.detail
 
 
-def rows(accuracy: dict[str, float], sizes: dict[str, int]) -> list[dict[str, Any]]:
+@needs_package
+def test_java_is_asked_for_and_checked_as_java(answering: Callable[..., Any]) -> None:
+    items = [item for item in read_category("java") if item.id in ("java_1", "java_6")]
+    asked: list[Question] = []
+
+    def say(question: Question, sample: int) -> str:
+        asked.append(question)
+        item = next(item for item in items if item.turns[0] == question.messages)
+        return completion_text(reference_calls(item))
+
+    found, (row,) = evaluate_category(answering(say), items, EvaluationConfig(), available=100)
+    assert "Java 8 SDK syntax" in asked[0].tools[0].description
+    assert [item.correct for item in found] == [True, True]
+    assert row["accuracy"] == 1.0
+
+
+@needs_package
+def test_conversations_become_items_with_all_their_turns(answering: Callable[..., Any]) -> None:
+    """The reference as a model that sees results: each question is answered by what was said so far."""
+    items = [read_category("multi_turn_miss_func")[3], read_category("multi_turn_miss_func")[0]]
+    script = {item.id: [completion_text(calls) if calls else "" for calls in reference_turns(item)] for item in items}
+
+    def say(question: Question, sample: int) -> str:
+        item = next(item for item in items if item.turns[0][0] in question.messages)
+        turn = sum(message.role == "user" for message in question.messages) - 1
+        return script[item.id][turn] if question.messages[-1].role == "user" else "<think>\nx\n</think>\n\nDone."
+
+    found, (row,) = evaluate_category(answering(say), items, EvaluationConfig(), available=200)
+    assert [(item.correct, item.detail) for item in found] == [(True, "")] * 2
+    first = json.loads(found[0].completion)
+    assert len(first) == len(items[0].turns)
+    assert first[0][0] == script[items[0].id][0]
+    answers = sum(map(len, first))
+    assert found[0].response_tokens == 5 * answers
+    assert found[0].prompt_hash == Question(items[0].turns[0], tools(items[0].functions, "Python")).hash
+    assert len(json.loads(found[0].calls)) == sum(len(calls) for calls in reference_turns(items[0]))
+    assert (row["accuracy"], row["items"], row["checker_failures"]) == (1.0, 2, 0)
+    assert "20 steps a turn" in row["protocol"]
+    assert "files and processes refused" in row["isolation"]
+
+
+@needs_package
+def test_answers_that_did_not_come_are_not_scored(answering: Callable[..., Any]) -> None:
+    for category in ("irrelevance", "multi_turn_base"):
+        items = read_category(category)[:3]
+        found, rows = evaluate_category(answering(lambda q, s: "", "failed"), items, EvaluationConfig(), available=9)
+        assert [item.correct for item in found] == [None] * 3
+        assert rows == []
+        assert summary_rows(rows) == []
+
+
+@needs_package
+def test_a_history_that_fills_the_context_is_a_wrong_answer(answering: Callable[..., Any]) -> None:
+    items = read_category("multi_turn_base")[:1]
+    (found,), _ = evaluate_category(answering(lambda q, s: "", "no_room"), items, EvaluationConfig(), available=200)
+    assert (found.correct, found.finish, found.error_type) == (False, "no_room", "multi_turn:inference_error")
+
+
+@needs_package
+def test_stored_texts_are_scored_as_they_were_when_generated(answering: Callable[..., Any]) -> None:
+    item = read_category("multi_turn_base")[0]
+    turns = reference_turns(item)
+
+    def say(question: Question, sample: int) -> str:
+        turn = sum(message.role == "user" for message in question.messages) - 1
+        return completion_text(turns[turn]) if question.messages[-1].role == "user" else "Done."
+
+    (found,), _ = evaluate_category(answering(say), [item], EvaluationConfig(), available=200)
+    texts = json.loads(found.completion)
+    with CheckerProcess() as checker:
+        assert found.correct is multi_turn_verdict(checker, item, texts).valid is True
+        assert not multi_turn_verdict(checker, item, [*texts[:-1], ["Done."]]).valid
+
+
+def rows(accuracy: dict[str, float], **fields: Any) -> list[dict[str, Any]]:
     rest = {"low": 0.0, "high": 1.0, "items": 30, "dialogues": 30, "empty_rate": 0.0, "response_tokens": 1.0}
     return [
         {"benchmark": "bfcl_v3", "split": name, "mode": "greedy", "group": "all", "accuracy": share, **rest}
-        | {"cut_rate": 0.0, "available": sizes.get(name, 200), "seconds": 1.0}
+        | {"cut_rate": 0.0, "available": 200, "seconds": 1.0}
+        | fields.get(name, {})
         for name, share in accuracy.items()
     ]
 
 
-def test_live_is_weighted_by_size_and_non_live_is_not() -> None:
-    accuracy = dict.fromkeys((*NON_LIVE_AST, *LIVE_AST), 0.0) | {"simple": 1.0, "live_simple": 1.0}
-    sizes = {
-        "simple": 400,
-        "live_simple": 258,
-        "live_multiple": 1053,
-        "live_parallel": 16,
-        "live_parallel_multiple": 24,
-    }
-    averages = {row["split"]: row for row in summary_rows(rows(accuracy, sizes))}
-    assert averages["non_live_ast (python)"]["accuracy"] == pytest.approx(0.25)
-    assert averages["live_ast (python)"]["accuracy"] == pytest.approx(258 / 1351)
-    assert averages["live_ast (python)"]["items"] == 120
+def test_averages_have_an_interval_and_what_they_are_made_of() -> None:
+    accuracy = dict.fromkeys(CATEGORIES, 0.5)
+    found = {row["split"]: row for row in summary_rows(rows(accuracy))}
+    assert len(found) == 8
+    overall = found["Overall Acc"]
+    assert overall["accuracy"] == pytest.approx(0.5)
+    assert 0.4 < overall["low"] < 0.5 < overall["high"] < 0.6
+    assert (overall["items"], overall["available"], overall["group"]) == (17 * 30, 17 * 200, "average")
+    assert sorted(overall["categories"]) == sorted(CATEGORIES)
+    assert "partial" not in overall
 
 
-def test_an_average_with_a_category_missing_is_not_given() -> None:
-    accuracy = dict.fromkeys((*NON_LIVE_AST[1:], *LIVE_AST), 1.0)
-    assert [row["split"] for row in summary_rows(rows(accuracy, {}))] == ["live_ast (python)"]
+def test_live_is_weighted_by_size_even_where_a_slice_was_run() -> None:
+    accuracy = dict.fromkeys(CATEGORIES, 0.0) | {"simple": 1.0, "live_simple": 1.0}
+    sizes = {"live_simple": {"available": 258}, "live_multiple": {"available": 1053}}
+    found = {row["split"]: row["accuracy"] for row in summary_rows(rows(accuracy, **sizes))}
+    assert found["Non-Live Simple AST"] == pytest.approx(1 / 3)
+    assert found["Non-Live AST Acc"] == pytest.approx(1 / 12)
+    assert found["Live AST Summary"] == pytest.approx(258 / (258 + 1053 + 400))
+
+
+def test_an_average_with_a_category_missing_is_partial_and_has_no_value() -> None:
+    accuracy = dict.fromkeys([name for name in CATEGORIES if not name.startswith("multi_turn_miss")], 1.0)
+    found = {row["split"]: row for row in summary_rows(rows(accuracy, java={"partial": True, "missing": 3}))}
+    lacking = ["multi_turn_miss_func", "multi_turn_miss_param"]
+    for name, not_run, missing in (
+        ("Overall Acc", lacking, {"java": 3}),
+        ("Multi Turn Acc", lacking, {}),
+        ("Non-Live Simple AST", [], {"java": 3}),
+    ):
+        row = found[name]
+        assert (row["accuracy"], row["low"], row["high"], row["partial"]) == (None, None, None, True)
+        assert (row["not_run"], row["missing"]) == (not_run, missing)
+    assert found["Live Acc"]["accuracy"] == 1.0
     assert summary_rows([]) == []

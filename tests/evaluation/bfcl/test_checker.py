@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,67 +14,19 @@ import pytest
 
 from awpo.errors import UserError
 from evaluation.bfcl import process
-from evaluation.bfcl.data import CATEGORIES, INSTALL, LIVE_AST, NON_LIVE_AST, BfclItem, read_category
+from evaluation.bfcl.data import INSTALL, LIVE_AST, NON_LIVE_AST, BfclItem, read_category
+from evaluation.bfcl.golds import reference_calls
 from evaluation.bfcl.process import CheckerProcess
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
 Calls = list[dict[str, Any]]
 AST = (*NON_LIVE_AST, *LIVE_AST)
+MODEL = "Qwen_Qwen3-0.6B-FC"
 
 
-@pytest.fixture
-def checker() -> Iterator[CheckerProcess]:
-    with CheckerProcess() as running:
-        yield running
-
-
-def acceptable(options: list[Any]) -> Any:
-    """The first acceptable value of a parameter. An object, alone or in a list, holds lists of options in turn."""
-    value = next((option for option in options if option != ""), "")
-    if isinstance(value, list):
-        return [chosen(inner) if isinstance(inner, dict) else inner for inner in value]
-    return chosen(value) if isinstance(value, dict) else value
-
-
-def chosen(options: dict[str, list[Any]]) -> dict[str, Any]:
-    return {key: next(value for value in values if value != "") for key, values in options.items() if "" not in values}
-
-
-def reference_calls(item: BfclItem) -> Calls:
-    """The calls of the reference, without the arguments that it lets one leave out."""
-    assert item.answer is not None
-    required = {function["name"]: function["parameters"]["required"] for function in item.functions}
-    return [
-        {
-            name: {
-                key: acceptable(options)
-                for key, options in arguments.items()
-                if "" not in options or key in required[name]
-            }
-        }
-        for call in item.answer
-        for name, arguments in call.items()
-    ]
-
-
-# References that contradict the document of their own function (another name, a parameter it lacks or that it
-# requires and the reference doesn't know) or allow no value at all: no answer to these passes, whoever gives it.
-CONTRADICTORY = {
-    "simple_363",
-    "live_simple_106-63-0",
-    "live_simple_112-68-0",
-    "live_multiple_862-181-3",
-    "live_multiple_964-207-0",
-}
-
-
-@pytest.mark.parametrize("category", AST)
-def test_every_reference_answer_passes(checker: CheckerProcess, category: str) -> None:
-    items = read_category(category)
-    failed = {item.id for item in items if not checker.check(item, reference_calls(item))["valid"]}
-    assert failed == CONTRADICTORY & {item.id for item in items}
-    assert checker.failures == 0
+def reference(item: BfclItem) -> Calls:
+    return [{call.name: call.arguments} for call in reference_calls(item)]
 
 
 def other_name(calls: Calls) -> Calls:
@@ -101,7 +53,7 @@ def other_scalars(calls: Calls) -> Calls:
             case int() | float():
                 return value + 987654
             case str():
-                return value + " otherwise"
+                return "otherwise " + value
             case list():
                 return [other(inner) for inner in value] or ["otherwise"]
             case dict():
@@ -132,13 +84,80 @@ WRONG = (other_name, extra_argument, missing_arguments, other_scalars, other_typ
 def test_wrong_answers_fail(checker: CheckerProcess, category: str, wrong: Callable[[Calls], Calls]) -> None:
     passed, tried = set(), 0
     for item in read_category(category)[:60]:
-        calls = reference_calls(item)
+        calls = reference(item)
         if wrong(copy.deepcopy(calls)) != calls:  # a call without arguments has none to get wrong
             tried += 1
-            if checker.check(item, wrong(calls))["valid"]:
+            if checker.check(item, wrong(calls)).valid:
                 passed.add(item.id)
     assert tried >= min(15, len(read_category(category)))
     assert passed == set()
+
+
+def test_known_mistakes_have_the_official_error_types(checker: CheckerProcess) -> None:
+    def kind(item: BfclItem, calls: Calls) -> str:
+        verdict = checker.check(item, calls)
+        assert not verdict.valid
+        assert verdict.error
+        return verdict.error_type
+
+    items = {item.id: item for item in (*read_category("simple"), *read_category("multiple"))}
+    triangle = items["simple_0"]
+    name = "calculate_triangle_area"
+    right = {"base": 10, "height": 5}
+    assert checker.check(triangle, [{name: right}]).valid
+    assert kind(triangle, [{name: {"base": 10}}]) == "simple_function_checker:missing_required"
+    assert kind(triangle, [{name: right | {"depth": 1}}]) == "simple_function_checker:unexpected_param"
+    assert kind(triangle, [{name: right | {"base": "10"}}]) == "type_error:simple"
+    assert kind(triangle, [{name: right | {"base": 11}}]) == "value_error:others"
+    assert kind(triangle, [{name: right}, {name: right}]) == "simple_function_checker:wrong_count"
+    assert kind(triangle, [{"area": right}]) == "simple_function_checker:wrong_func_name"
+    assert kind(triangle, []) == "simple_function_checker:wrong_count"
+
+
+def with_list_of(kind: str) -> BfclItem:
+    """The first item whose function takes a list of this type with several values."""
+    for item in read_category("simple"):
+        properties = item.functions[0]["parameters"]["properties"]
+        (arguments,) = (item.answer or [{}])[0].values()
+        for name, options in arguments.items():
+            listed = properties[name]["type"] == "array" and properties[name]["items"]["type"] == kind
+            if listed and isinstance(options[0], list) and len(set(options[0])) > 1:
+                return item
+    raise AssertionError(kind)
+
+
+def test_a_whole_number_in_a_list_of_floats_is_a_type_error(checker: CheckerProcess) -> None:
+    """The checker takes a whole number for a float, but not within a list."""
+    item = with_list_of("float")
+    ((name, arguments),) = reference(item)[0].items()
+    key = next(key for key, value in arguments.items() if isinstance(value, list))
+    assert checker.check(item, [{name: arguments}]).valid
+    whole = [round(value) for value in arguments[key]]
+    verdict = checker.check(item, [{name: arguments | {key: whole}}])
+    assert (verdict.valid, verdict.error_type) == (False, "type_error:nested")
+
+
+def test_the_order_within_a_list_counts(checker: CheckerProcess) -> None:
+    item = with_list_of("integer")
+    ((name, arguments),) = reference(item)[0].items()
+    key = next(key for key, value in arguments.items() if isinstance(value, list))
+    verdict = checker.check(item, [{name: arguments | {key: arguments[key][::-1]}}])
+    assert (verdict.valid, verdict.error_type) == (False, "value_error:list/tuple")
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize("category", AST)
+def test_verdicts_are_those_of_the_official_function(
+    checker: CheckerProcess, official: Callable[[str], Any], category: str, wrong: Callable[[Calls], Calls]
+) -> None:
+    """Called here, in this process, on the same calls: validity, error type and message."""
+    check = official("eval_checker.ast_eval.ast_checker").ast_checker
+    for item in read_category(category)[:25]:
+        calls = wrong(reference(item))
+        theirs = check(copy.deepcopy(list(item.functions)), calls, item.answer, item.language, category, MODEL)
+        ours = checker.check(item, calls)
+        assert (ours.valid, ours.error_type) == (theirs["valid"], "" if theirs["valid"] else theirs["error_type"])
+        assert ours.error == ("" if theirs["valid"] else str(theirs["error"])[:500])
 
 
 @pytest.mark.parametrize(
@@ -147,15 +166,15 @@ def test_wrong_answers_fail(checker: CheckerProcess, category: str, wrong: Calla
 def test_relevance_is_whether_a_call_was_decoded(checker: CheckerProcess, category: str, called: bool) -> None:
     for item in read_category(category)[:20]:
         name = item.functions[0]["name"] if item.functions else "anything"
-        assert checker.check(item, [{name: {}}])["valid"] is called
-        assert checker.check(item, [])["valid"] is not called
+        assert checker.check(item, [{name: {}}]).valid is called
+        assert checker.check(item, []).valid is not called
 
 
 def test_order_does_not_matter_in_parallel_but_number_does(checker: CheckerProcess) -> None:
     item = read_category("parallel_multiple")[0]
-    calls = reference_calls(item)
-    assert checker.check(item, calls[::-1])["valid"]
-    assert not checker.check(item, calls + calls)["valid"]
+    calls = reference(item)
+    assert checker.check(item, calls[::-1]).valid
+    assert not checker.check(item, calls + calls).valid
 
 
 @pytest.fixture
@@ -175,23 +194,27 @@ def item() -> BfclItem:
     ],
 )
 def test_odd_answers_are_wrong_and_harm_nothing(checker: CheckerProcess, item: BfclItem, calls: Calls) -> None:
-    assert not checker.check(item, calls)["valid"]
-    assert checker.check(item, reference_calls(item))["valid"]
+    assert not checker.check(item, calls).valid
+    assert checker.check(item, reference(item)).valid
     assert list(Path(checker._folder.name).rglob("pwned")) == []
 
 
 def test_an_exception_of_the_checker_is_a_counted_wrong_answer(checker: CheckerProcess) -> None:
     """An unhashable or foreign value in an object makes the official code raise; here, a document without types."""
+    before = checker.failures
     broken = BfclItem("x", "simple", (), ({"name": "f", "parameters": {}},), [{"f": {"a": [1]}}])
     verdict = checker.check(broken, [{"f": {"a": 1}}])
-    assert (verdict["valid"], verdict["error_type"]) == (False, "checker:KeyError")
-    assert checker.failures == 1
+    assert (verdict.valid, verdict.error_type) == (False, "checker:KeyError")
+    assert checker.failures == before + 1
 
 
-def test_the_process_sees_no_secret_and_cannot_write_files(
-    checker: CheckerProcess, item: BfclItem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_sees_no_secret_and_cannot_write_files(item: BfclItem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-do-not-leak")
+    with CheckerProcess() as checker:
+        _sees_no_secret(checker, item)
+
+
+def _sees_no_secret(checker: CheckerProcess, item: BfclItem) -> None:
     checker.check(item, [])
     assert checker._process is not None
     environment = Path(f"/proc/{checker._process.pid}/environ").read_text()
@@ -211,8 +234,8 @@ def test_a_silent_checker_is_ended_and_replaced(item: BfclItem, size: int) -> No
         stopped = checker._process.pid
         os.kill(stopped, signal.SIGSTOP)
         calls = [{"calculate_triangle_area": {"base": "9" * size}}]
-        assert checker.check(item, calls)["error_type"] == "checker:time_limit"
-        assert checker.check(item, reference_calls(item))["valid"]
+        assert checker.check(item, calls).error_type == "checker:time_limit"
+        assert checker.check(item, reference(item)).valid
         assert checker._process.pid != stopped
         assert checker.failures == 1
 
@@ -222,8 +245,8 @@ def test_a_dead_checker_is_replaced(checker: CheckerProcess, item: BfclItem) -> 
     assert checker._process is not None
     checker._process.kill()
     checker._process.wait()
-    assert checker.check(item, reference_calls(item))["error_type"] == "checker:ended"
-    assert checker.check(item, reference_calls(item))["valid"]
+    assert checker.check(item, reference(item)).error_type == "checker:ended"
+    assert checker.check(item, reference(item)).valid
 
 
 def test_the_process_ends_with_its_owner(item: BfclItem) -> None:
@@ -239,7 +262,3 @@ def test_a_checker_that_cannot_start_is_a_user_error(item: BfclItem, monkeypatch
     monkeypatch.setattr(process.sys, "executable", "/bin/false")
     with CheckerProcess() as checker, pytest.raises(UserError, match="cannot be started"):
         checker.check(item, [])
-
-
-def test_all_categories_are_covered_here() -> None:
-    assert set(AST) | {"irrelevance", "live_irrelevance", "live_relevance"} == set(CATEGORIES)

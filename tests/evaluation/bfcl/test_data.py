@@ -1,10 +1,9 @@
-"""BFCL's documents as tools, and the choice of items."""
+"""BFCL's items as our nouns, and the choice of them."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from typing import Any
 
 import pytest
 
@@ -12,66 +11,73 @@ from awpo.errors import UserError
 from evaluation.bfcl import data
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {data.INSTALL}")
-JSON_TYPES = {"object", "array", "string", "integer", "number", "boolean"}
-
-
-def test_types_become_json_schema_at_every_depth_and_nothing_else_changes() -> None:
-    document = {
-        "name": "geo.find",
-        "description": "Finds",
-        "parameters": {
-            "type": "dict",
-            "required": ["at"],
-            "properties": {
-                "at": {"type": "tuple", "items": {"type": "float"}, "description": "Where"},
-                "filter": {"type": "dict", "properties": {"type": {"type": "any", "enum": ["a"], "default": "a"}}},
-                "rows": {"type": "array", "items": {"type": "array", "items": {"type": "dict"}}},
-                "free": {"description": "untyped"},
-            },
-        },
-    }
-    tool = data.tool(document)
-    assert tool.name == "geo.find"  # the dot stays
-    assert tool.parameters == {
-        "type": "object",
-        "required": ["at"],
-        "properties": {
-            "at": {"type": "array", "items": {"type": "number"}, "description": "Where"},
-            "filter": {"type": "object", "properties": {"type": {"type": "string", "enum": ["a"], "default": "a"}}},
-            "rows": {"type": "array", "items": {"type": "array", "items": {"type": "object"}}},
-            "free": {"type": "string", "description": "untyped"},
-        },
-    }
-    assert document["parameters"]["type"] == "dict"  # the checker gets the original
-
-
-def schema_types(schema: dict[str, Any]) -> set[str]:
-    found = {schema["type"]}
-    for inner in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
-        found |= schema_types(inner)
-    return found
-
-
-@needs_package
-@pytest.mark.parametrize("category", data.CATEGORIES)
-def test_every_item_of_a_category_is_an_instance_with_json_schema_tools(category: str) -> None:
-    items = data.read_category(category)
-    assert len({item.id for item in items}) == len(items) > 0
-    for item in items:
-        assert (item.answer is None) == ("relevance" in category)
-        instance = item.instance()
-        assert instance.prompt[-1].role == "user"
-        assert [tool.name for tool in instance.tools] == [function["name"] for function in item.functions]
-        for tool in instance.tools:
-            assert schema_types(tool.parameters) <= JSON_TYPES
 
 
 @needs_package
 def test_sizes_are_those_of_the_leaderboard() -> None:
     sizes = {category: len(data.read_category(category)) for category in data.CATEGORIES}
-    assert sum(sizes.values()) == 3491
-    assert sizes["simple"] == 400
+    assert len(sizes) == 17
+    assert sum(sizes.values()) == 4441
+    assert (sizes["simple"], sizes["java"], sizes["javascript"]) == (400, 100, 50)
     assert sizes["live_multiple"] == 1053
+    assert {sizes[category] for category in data.MULTI_TURN} == {200}
+
+
+@needs_package
+@pytest.mark.parametrize("category", data.SINGLE_TURN)
+def test_items_of_one_turn(category: str) -> None:
+    items = data.read_category(category)
+    assert len({item.id for item in items}) == len(items) > 0
+    for item in items:
+        assert (item.answer is None) == ("relevance" in category)
+        assert item.kind == ("reply" if "irrelevance" in category else "call")
+        (messages,) = item.turns
+        assert messages[-1].role == "user"
+        assert not item.held_out
+        assert not item.multi_turn
+
+
+@needs_package
+@pytest.mark.parametrize("category", data.MULTI_TURN)
+def test_items_of_several_turns_have_the_functions_of_their_classes(category: str) -> None:
+    for item in data.read_category(category):
+        assert item.multi_turn
+        assert item.answer is not None
+        # One item has a turn less than its reference: no model can pass it.
+        assert len(item.turns) == len(item.answer) - (item.id == "multi_turn_base_154")
+        names = [document["name"] for document in item.functions]
+        assert len(set(names)) == len(names) > 0
+        assert ("GorillaFileSystem" in item.involved_classes) == ("grep" in _all_names(item))
+        for turn, messages in enumerate(item.turns):
+            assert [message.role for message in messages] == ([] if turn in item.held_out else ["user"])
+
+
+@needs_package
+def test_held_out_functions_are_kept_back_until_their_turn() -> None:
+    items = {item.id: item for item in data.read_category("multi_turn_miss_func")}
+    assert all(len(item.held_out) == 1 for item in items.values())
+    item = items["multi_turn_miss_func_3"]
+    assert {turn: [document["name"] for document in found] for turn, found in item.held_out.items()} == {
+        1: ["find", "ls"]
+    }
+    shown = {document["name"] for document in item.functions}
+    assert "find" not in shown
+    assert "cat" in shown
+    whole = next(twin for twin in data.read_category("multi_turn_base") if twin.id == "multi_turn_base_3")
+    assert {document["name"] for document in whole.functions} == shown | {"find", "ls"}
+
+
+def _all_names(item: data.BfclItem) -> set[str]:
+    held = [document for found in item.held_out.values() for document in found]
+    return {document["name"] for document in (*item.functions, *held)}
+
+
+@needs_package
+def test_languages() -> None:
+    assert {category: data.language(category) for category in ("simple", "live_simple", "multi_turn_base")} == (
+        dict.fromkeys(("simple", "live_simple", "multi_turn_base"), "Python")
+    )
+    assert (data.language("java"), data.language("javascript")) == ("Java", "JavaScript")
 
 
 @needs_package
@@ -79,7 +85,7 @@ def test_the_choice_is_seeded_and_grows_at_its_end() -> None:
     items = data.read_category("multiple")
     assert data.choose(items, 5, 0) == data.choose(items[::-1], 9, 0)[:5]
     assert data.choose(items, 5, 0) != data.choose(items, 5, 1)
-    assert len(data.choose(items, 10_000, 0)) == len(items)
+    assert len(data.choose(items, 10_000, 0)) == len(data.choose(items, None, 0)) == len(items)
 
 
 @pytest.mark.parametrize("version", [None, "2025.10.1"])

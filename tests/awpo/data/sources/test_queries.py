@@ -310,7 +310,7 @@ def test_bfcl_agrees_with_the_benchmarks_own_checker() -> None:
     reasons: Counter[str] = Counter()
     for category in ("simple", "parallel_multiple", "live_multiple", "irrelevance"):
         for item in read_category(category):
-            question = [[{"role": message.role, "content": message.content} for message in item.question]]
+            question = [[{"role": message.role, "content": message.content} for message in item.turns[0]]]
             row = {"id": item.id, "question": question, "function": list(item.functions), "ground_truth": item.answer}
             try:
                 dialogue = bfcl.SOURCE.read(row)

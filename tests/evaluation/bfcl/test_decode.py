@@ -1,0 +1,93 @@
+"""Decoding beside the official handler of Qwen models with native calling: where they agree, and where they don't."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from awpo.chat import parse_completion
+from evaluation.bfcl.data import INSTALL
+from evaluation.bfcl.decode import decoded_calls, ends_turn, executable
+
+needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
+pytestmark = needs_package
+
+CALL = '<tool_call>\n{"name": "geo.find", "arguments": {"a": 1.5, "b": ["x", null, true]}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+def theirs(official: Callable[[str], Any], text: str) -> list[dict[str, Any]]:
+    """What the official handler decodes; an exception is no call, as its runner has it."""
+    handler = official("model_handler.local_inference.qwen_fc").QwenFCHandler("model", 0)
+    behind = text.split("</think>")[-1].lstrip("\n") if "</think>" in text else text
+    try:
+        return handler.decode_ast(behind)
+    except Exception:  # noqa: BLE001 -- as the runner does
+        return []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"{CALL}\n{OTHER}",
+        f"<think>\nshort\n</think>\n\n{CALL}",
+        f"<think>\n{OTHER}\n</think>\n\n{CALL}",
+        f"Some words.\n{CALL}",
+        f"{CALL}\nSome words.",
+        "Some words.",
+        "",
+        f"{CALL}\n<tool_call>\n{{broken\n</tool_call>",
+        '<tool_call>\n["no", "object"]\n</tool_call>',
+        '<tool_call>\n{"arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": "text"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {}, "extra": 1}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": "ünï 😀 \\" \\\\ </b>"}}\n</tool_call>',
+    ],
+)
+def test_both_decode_the_same(official: Callable[[str], Any], text: str) -> None:
+    assert decoded_calls(parse_completion(text)) == theirs(official, text)
+
+
+F = [{"f": {"a": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "ours", "official_calls"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}', F, []),  # the closing tag is missing
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', F, []),  # no line breaks
+        ('<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>', F, []),  # ToolRL's layout
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "f", "arguments": {}}\n</tool_call>',
+            [*F, {"f": {}}],
+            [],
+        ),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 2, "a": 1}}\n</tool_call>', [], F),  # a key twice
+        ('<think>\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', [], F),  # the thought is open
+        ('<tool_call>\n{"name": "f", "arguments": {"a": Infinity}}\n</tool_call>', [], [{"f": {"a": float("inf")}}]),
+    ],
+)
+def test_where_they_differ(
+    official: Callable[[str], Any], text: str, ours: list[dict[str, Any]], official_calls: list[dict[str, Any]]
+) -> None:
+    """The list in docs/benchmarks.md; a change here must be told there."""
+    assert decoded_calls(parse_completion(text)) == ours
+    assert theirs(official, text) == official_calls
+
+
+def test_calls_become_the_text_that_the_official_package_evaluates(official: Callable[[str], Any]) -> None:
+    calls = [{"cd": {"folder": 'it\'s "a"\n\\'}}, {"f": {}}, {"g": {"a": 1.0, "b": [True, None, {"c": "ü"}]}}]
+    convert = official("model_handler.utils").convert_to_function_call
+    assert executable(calls) == convert(calls)
+    assert executable(calls)[2] == "g(a=1.0,b=[True, None, {'c': 'ü'}])"
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["f()"], ["", ""]])
+def test_a_turn_ends_as_the_official_package_decides(official: Callable[[str], Any], texts: list[str]) -> None:
+    empty = official("eval_checker.multi_turn_eval.multi_turn_utils").is_empty_execute_response
+    assert ends_turn(texts) is empty(texts)

@@ -1,0 +1,122 @@
+"""The official executor evaluates a model's text: what such a text can reach from the checkers' process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evaluation.bfcl.data import INSTALL, BfclItem, read_category
+from evaluation.bfcl.process import CheckerProcess, NoAnswer
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
+
+
+@pytest.fixture(scope="module")
+def item() -> BfclItem:
+    return next(item for item in read_category("multi_turn_base") if "GorillaFileSystem" in item.involved_classes)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "precious.txt"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open('{target}', 'w')",
+        "open(file='{target}',mode='a')",
+        "open('{target}').read()",
+        "__import__('os').remove('{target}')",
+        "__import__('os').rename('{target}', '{target}2')",
+        "__import__('os').truncate('{target}', 0)",
+        "__import__('os').open('{target}', 1)",
+        "__import__('os').listdir('/')",
+        "__import__('os').system('echo pwned > {target}')",
+        "__import__('os').popen('cat {target}').read()",
+        "__import__('os').fork()",
+        "__import__('os').kill({pid}, 9)",
+        "__import__('os').execv('/bin/sh', ['sh', '-c', 'echo pwned > {target}'])",
+        "__import__('subprocess').check_output(['cat', '{target}'])",
+        "__import__('shutil').rmtree('{folder}')",
+        "__import__('pathlib').Path('{target}').write_text('pwned')",
+        "__import__('ctypes').CDLL(None).system(b'echo pwned > {target}')",
+        "__import__('socket').create_connection(('127.0.0.1', 9))",
+        "__import__('socket').socket()",
+        "__import__('urllib.request').request.urlopen('http://127.0.0.1:9')",
+        "__import__('resource').setrlimit(1, (1, 1))",
+    ],
+)
+def test_what_gets_past_the_deny_list_is_refused(
+    checker: CheckerProcess, item: BfclItem, target: Path, text: str
+) -> None:
+    text = text.format(target=target, folder=target.parent, pid=os.getpid())
+    (result,) = checker.execute(item, [text])
+    assert "Error during execution" in result
+    assert "refused while model output is executed" in result or "not allowed" in result
+    assert "precious" not in result
+
+
+def test_it_says_what_it_gave_up(checker: CheckerProcess, item: BfclItem) -> None:
+    checker.execute(item, ["pwd()"])
+    assert "files and processes refused, 1024 MiB" in checker.isolation
+    if "namespace of its own" in checker.isolation:
+        assert checker._process is not None
+        mine, its = (os.readlink(f"/proc/{pid}/ns/net") for pid in ("self", checker._process.pid))
+        assert mine != its
+    else:
+        assert "sockets refused" in checker.isolation
+
+
+def test_memory_is_limited_and_the_process_lives_on(checker: CheckerProcess, item: BfclItem) -> None:
+    (result,) = checker.execute(item, ["'a' * 10**10"])
+    assert result.startswith("Error during execution")
+    assert checker.execute(item, ["1 + 1"]) == ["2"]
+
+
+def test_print_and_input_reach_nobody(checker: CheckerProcess, item: BfclItem) -> None:
+    """Standard input and output carry jobs and answers: a model's text must not speak there."""
+    assert checker.execute(item, ['print(\'{"results": ["mine"]}\')', "input()"])[0] == "None"
+    assert checker.execute(item, ["1 + 1"]) == ["2"]
+
+
+def test_a_call_that_never_ends_is_ended_and_costs_no_other_conversation(item: BfclItem) -> None:
+    other = next(one for one in read_category("multi_turn_base") if "TicketAPI" in one.involved_classes)
+    with CheckerProcess(item_seconds=3.0) as checker:
+        done = ["ticket_login(username='user123',password='12345')"]
+        (logged_in,) = checker.execute(other, done)
+        with pytest.raises(NoAnswer, match="checker:time_limit"):
+            checker.execute(item, ["[0 for _ in iter(int, 1)]"])
+        assert checker.failures == 1
+        status = ["ticket_get_login_status()"]
+        (after,) = checker.execute(other, status, earlier=[done])
+        assert "true" in logged_in
+        assert "true" in after  # its earlier steps were executed again
+        with CheckerProcess() as fresh:
+            assert "false" in fresh.execute(other, status)[0]
+
+
+@pytest.mark.parametrize("text", ["__import__('sys').exit()", "(_ for _ in ()).throw(KeyboardInterrupt)"])
+def test_an_exit_ends_the_process_and_is_told(item: BfclItem, text: str) -> None:
+    with CheckerProcess() as checker:
+        with pytest.raises(NoAnswer, match="checker:ended"):
+            checker.execute(item, [text])
+        assert checker.execute(item, ["1 + 1"]) == ["2"]
+
+
+def test_conversations_of_two_runs_do_not_meet(item: BfclItem) -> None:
+    """The package keeps objects under the model's name: the same item runs twice in a row from its first state."""
+    made = ["mkdir(dir_name='new_folder')"]
+    with CheckerProcess() as first, CheckerProcess() as second:
+        assert first._run != second._run
+        assert first.execute(item, made) == second.execute(item, made)
+        assert first.execute(item, made) != second.execute(item, ["pwd()"])
+        first.check_conversation(item, [])  # ends the conversation
+        assert first.execute(item, made) == ["None"]
