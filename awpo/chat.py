@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,14 +46,14 @@ def render_prompt(tokenizer: Any, instance: Instance, *, thinking: bool = True) 
     `tokenizer` is a transformers tokenizer with a chat template. `thinking=False` passes `enable_thinking=False`
     to the template; otherwise the template's own default holds, as templates without the switch need.
     """
-    return render_messages(tokenizer, instance.prompt, instance.tools, thinking=thinking)
+    options = {} if thinking else {"enable_thinking": False}
+    return render_messages(tokenizer, instance.prompt, instance.tools, options)
 
 
 def render_messages(
-    tokenizer: Any, messages: Iterable[Message], tools: Iterable[Tool], *, thinking: bool = True
+    tokenizer: Any, messages: Iterable[Message], tools: Iterable[Tool], options: Mapping[str, Any]
 ) -> str:
-    """As `render_prompt`, for messages and tools that are no instance."""
-    options: dict[str, Any] = {} if thinking else {"enable_thinking": False}
+    """As `render_prompt`, for messages and tools that are no instance; `options` are the template's own."""
     return tokenizer.apply_chat_template(
         messages_for_template(messages),
         tools=[tool.to_json() for tool in tools] or None,

@@ -309,6 +309,9 @@ class PolicyConfig(TrainingConfig):
 class EvaluationConfig(Settings):
     """What a checkpoint is evaluated on."""
 
+    # Where the data lie: what they are is a result's input.
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"threads", "benchmark_data"})
+
     benchmarks: tuple[Literal["held_out", "bfcl_v3", "api_bank", "mmlu_pro"], ...] = Field(
         ("held_out", "bfcl_v3"), description="Benchmarks to run"
     )
@@ -317,6 +320,14 @@ class EvaluationConfig(Settings):
     samples: int = Field(8, ge=1, description="Samples per instance at `temperature`, beside the greedy answer")
     temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature; that of training")
     max_completion_length: int = Field(160, ge=8, description="Longest completion, in tokens")
+    prompt_format: Literal["native", "rlla"] = Field(
+        "native",
+        description="native: tools as the model's template or the server takes them; rlla: ToolRL's text prompt",
+    )
+    thinking: Switch = Field("auto", description="Thinking before the answer; auto: as the model's template has it")
+    engine: Literal["in_process", "transformers", "vllm"] = Field(
+        "in_process", description="What computes a checkpoint's answers: this process, or a server started for it"
+    )
     bfcl_items_per_category: PositiveInt | None = Field(
         30, description="At most this many items per BFCL category, chosen by seed; none: all"
     )

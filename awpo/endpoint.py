@@ -83,8 +83,9 @@ class Endpoint:
     `seed` fixes the pauses; its default is the process's rank, so that ranks that failed together try again apart.
     `cache` is the file of answers where `config.cache` is "auto" and the endpoint is on this machine: such a server
     may answer differently the next time, so what it said is not shared between runs. `spending` is the file in which all
-    processes and attempts of a run keep what they spent; without it the limits hold for this object. `usage`
-    counts.
+    processes and attempts of a run keep what they spent; without it the limits hold for this object. With
+    `whole` a reply's text is the answer's whole message as JSON, {"content", "reasoning_content", "tool_calls"}; it may
+    be empty. `usage` counts.
     Raises UserError where base_url is no http(s) URL, a host other than this machine has no key, or the cache cannot
     be opened.
     """
@@ -96,14 +97,16 @@ class Endpoint:
         seed: int | None = None,
         cache: Path | None = None,
         spending: Path | None = None,
+        whole: bool = False,
     ) -> None:
         self.config = config
+        self._read = whole_message if whole else _content
         url = urlsplit(config.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise UserError(f"base_url {config.base_url!r} is not an http(s) URL; give one like http://host:8000/v1")
         self.address = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"  # without a password, for messages
         key = os.environ.get(config.api_key_variable, "").strip()
-        local = _is_local(url.hostname)
+        local = is_local(url.hostname)
         if not key and not local:
             raise UserError(
                 f"the endpoint {self.address} needs a key: set the environment variable {config.api_key_variable}"
@@ -174,7 +177,7 @@ class Endpoint:
         connections = self._connect()
         if self._cache is None:
             return Reply.of(await self._try(connections, request))
-        key = request_key(self.config.base_url, request, draw)
+        key = request_key(self.config.base_url, request, self._draw(draw))
         turn = self._turns.setdefault(key, asyncio.Lock())
         async with turn:  # whoever asks the same at the same time waits for the first, and finds its answer
             if known := self._cache.get(key):
@@ -189,8 +192,12 @@ class Endpoint:
         """The cached answer to a request without further options; None where it would have to be asked."""
         if self._cache is None:
             return None
-        answer = self._cache.get(request_key(self.config.base_url, self._request(messages, {}), draw))
+        answer = self._cache.get(request_key(self.config.base_url, self._request(messages, {}), self._draw(draw)))
         return Reply.of(answer, cached=True) if answer else None
+
+    def _draw(self, draw: int) -> int | str:
+        """A whole message and its text are kept under two keys."""
+        return draw if self._read is _content else f"message {draw}"
 
     def close_cache(self) -> None:
         """Closes the files of answers and of what was spent; nothing is asked afterwards."""
@@ -285,8 +292,8 @@ class Endpoint:
         try:
             value = response.json()
             choice = value["choices"][0]
-            text = choice["message"]["content"]
-        except (ValueError, LookupError, TypeError, RecursionError):
+            text = self._read(choice["message"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise Refused(f"it is not a chat completion: {self._excerpt(response.text)}") from None
         finish = choice.get("finish_reason")
         if not isinstance(text, str) or not text.strip():
@@ -348,6 +355,18 @@ def retry_after(value: str | None) -> float | None:
     return max(0.0, seconds) if seconds == seconds else None  # not NaN
 
 
+def _content(message: Mapping[str, Any]) -> Any:
+    return message["content"]
+
+
+def whole_message(message: Mapping[str, Any]) -> str:
+    """What an answer's message holds of content, thought and calls, as JSON. `reasoning` is a newer name of the thought."""
+    kept = {key: message[key] for key in ("content", "reasoning_content", "tool_calls") if message.get(key)}
+    if message.get("reasoning"):
+        kept.setdefault("reasoning_content", message["reasoning"])
+    return json.dumps(kept)
+
+
 def _share(limit: int | None, processes: int) -> int | None:
     """One process's part of a limit that all of a run's processes keep together; at least 1."""
     return None if limit is None else max(1, limit // processes)
@@ -369,10 +388,10 @@ def cache_file(config: EndpointConfig, own: Path | None) -> Path | None:
         return None
     if config.cache != "auto":
         return Path(config.cache)
-    return own if _is_local(urlsplit(config.base_url).hostname or "") else shared_cache_file()
+    return own if is_local(urlsplit(config.base_url).hostname or "") else shared_cache_file()
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -45,7 +45,7 @@ class CachedAnswer:
     seconds: float
 
 
-def request_key(base_url: str, request: Mapping[str, Any], draw: int = 0) -> str:
+def request_key(base_url: str, request: Mapping[str, Any], draw: int | str = 0) -> str:
     """The content address of a request's answer.
 
     Of the address only the host counts, so that a server may move to another port or path. `draw` tells apart

@@ -38,7 +38,10 @@ DEFAULT = {"do": "answer", "text": "Good morning"}
 
 
 class FaultApp:
-    """The ASGI app. POST /script sets rules and forgets the log; GET /log tells it; POST /v1/... is answered."""
+    """The ASGI app. POST /script sets rules and forgets the log; GET /log tells it; POST /v1/... is answered.
+
+    Any other path is 404.
+    """
 
     def __init__(self) -> None:
         self.rules: list[dict[str, Any]] = []
@@ -63,6 +66,8 @@ class FaultApp:
         elif scope["path"] == "/log":
             log = {"requests": self.requests, "most_at_once": self.most_at_once}
             await self.whole(send, 200, {}, json.dumps(log).encode())
+        elif not scope["path"].startswith("/v1/"):
+            await self.whole(send, 404, {}, b"{}")
         else:
             await self.chat(scope, receive, send, json.loads(body))
 

@@ -1,4 +1,5 @@
-"""The OpenAI chat format over an engine: POST /v1/chat/completions, GET /v1/models, GET /health.
+"""The OpenAI chat format over an engine: POST /v1/chat/completions, GET /v1/models, GET /health, and as vLLM has it
+POST /tokenize, which counts a prompt's tokens.
 
 Done: messages, tools (in the prompt; calls come back as text with their tags), temperature, max_tokens, stop, n, seed,
 chat_template_kwargs. What is not done is refused with status 400 and the field's name, never ignored: stream, logprobs,
@@ -153,14 +154,27 @@ def make_application(engine: Engine, name: str) -> Starlette:
         kind = "invalid_request_error"
         return JSONResponse({"error": {"message": str(error), "type": kind}}, status_code=error.status)
 
+    async def body_of(request: Request) -> Any:
+        if int(request.headers.get("content-length") or 0) > LARGEST_BODY:
+            raise Refused(f"the body is longer than {LARGEST_BODY} bytes", 413)
+        try:
+            return json.loads(await request.body())
+        except (ValueError, RecursionError):
+            raise Refused("the body is not JSON") from None
+
+    async def tokenize(request: Request) -> JSONResponse:
+        try:
+            body = await body_of(request)
+            if not isinstance(body, dict):
+                raise Refused("the body must be a JSON object")
+            ids = await run_in_threadpool(_prompt_ids, body, engine.tokenizer)
+        except Refused as error:
+            return refusal(error)
+        return JSONResponse({"count": len(ids), "max_model_len": engine.context})
+
     async def chat(request: Request) -> JSONResponse:
         try:
-            if int(request.headers.get("content-length") or 0) > LARGEST_BODY:
-                raise Refused(f"the body is longer than {LARGEST_BODY} bytes", 413)
-            try:
-                body = json.loads(await request.body())
-            except (ValueError, RecursionError):
-                raise Refused("the body is not JSON") from None
+            body = await body_of(request)
             asked = await run_in_threadpool(read_request, body, engine.tokenizer, engine.context, name)
         except Refused as error:
             return refusal(error)
@@ -199,6 +213,7 @@ def make_application(engine: Engine, name: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
             Route("/v1/models", models),
             Route("/health", health),
         ]

@@ -16,6 +16,7 @@ from typing import Self
 
 from awpo.errors import UserError
 from awpo.processes import StageFailed, end_group, last_lines
+from awpo.serving.server import ENGINES
 
 START_SECONDS = 600.0
 LOG = "server.log"
@@ -24,7 +25,7 @@ LOG = "server.log"
 class ModelServer:
     """Serves a checkpoint for the time of a `with` block; `url` ends in /v1, `name` is what to ask for.
 
-    The server has a process group of its own and ends with this process, however that ends. Its log is `server.log`
+    `engine` is one of `awpo.serving.server.ENGINES`. The server has a process group of its own and ends with this process, however that ends. Its log is `server.log`
     in `folder` (a temporary one where none is given). Raises UserError where the checkpoint cannot be served,
     StageFailed where the server ends or does not answer in time.
     """
@@ -37,8 +38,9 @@ class ModelServer:
         port: int = 0,
         threads: int = 1,
         folder: Path | None = None,
+        engine: str = "transformers",
     ) -> None:
-        self.location, self.port, self.threads = str(location), port, threads
+        self.location, self.port, self.threads, self.engine = str(location), port, threads, engine
         self.url, self.name = "", name or ""
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +50,7 @@ class ModelServer:
         folder = self._folder or Path(self._temporary.name)
         folder.mkdir(parents=True, exist_ok=True)
         address, log = Path(self._temporary.name) / "address.json", folder / LOG
-        command = [sys.executable, "-m", "awpo.serving.server", self.location, "--port", str(self.port)]
+        command = [sys.executable, "-m", ENGINES[self.engine], self.location, "--port", str(self.port)]
         command += ["--address-file", str(address), "--with-parent", *(["--name", self.name] if self.name else [])]
         threads = str(self.threads)
         environment = {

@@ -13,7 +13,8 @@ from awpo.artifacts import write_atomically
 from awpo.errors import UserError
 from awpo.models import ModelChoice, resolve_model
 
-ENGINES = ("transformers",)
+ENGINES = {"transformers": "awpo.serving.server", "vllm": "awpo.serving.vllm"}
+"""What can compute a model, and the module that serves it."""
 BACKLOG = 1024
 
 
@@ -29,6 +30,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
     # for the client's kernel.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
+
+
+def shown_address(host: str) -> str:
+    """A host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
 
 
 def servable(location: str) -> ModelChoice:
@@ -65,8 +71,7 @@ def serve_model(
         make_application(engine, name), log_level="warning", access_log=False, lifespan="off", backlog=BACKLOG
     )
     config.timeout_graceful_shutdown = 5
-    shown = f"[{host}]" if ":" in host else host
-    ready(f"http://{shown}:{listening.getsockname()[1]}/v1", name)
+    ready(f"http://{shown_address(host)}:{listening.getsockname()[1]}/v1", name)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:
@@ -75,9 +80,9 @@ def serve_model(
         engine.close()
 
 
-def main() -> None:
-    """Exit code 0 after a stop, 2 where the person can mend what is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def serve_from_arguments(serve: Callable[..., None], description: str | None) -> None:
+    """The main function of a module that serves: exit code 0 after a stop, 2 where the person can mend what is wrong."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("location", help="a checkpoint's folder, or a preset of a model on the hub")
     parser.add_argument("--name", help="name that the model is asked for by")
     parser.add_argument("--port", type=int, default=0)
@@ -95,11 +100,11 @@ def main() -> None:
         print(f"{name} at {url}", flush=True)
 
     try:
-        serve_model(arguments.location, name=arguments.name, port=arguments.port, ready=ready)
+        serve(arguments.location, name=arguments.name, port=arguments.port, ready=ready)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
 if __name__ == "__main__":
-    main()
+    serve_from_arguments(serve_model, __doc__)

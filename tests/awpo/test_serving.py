@@ -69,6 +69,17 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [choice["message"]["content"] for choice in answer["choices"]]
 
 
+def test_a_prompt_is_counted_as_it_is_answered(server: ModelServer) -> None:
+    body = json.dumps({"model": server.name, "messages": QUESTION}).encode()
+    request = urllib.request.Request(
+        server.url.removesuffix("/v1") + "/tokenize", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        told = json.load(response)
+    assert told["count"] == post(server)["usage"]["prompt_tokens"]
+    assert told["max_model_len"] > told["count"]
+
+
 def test_greedy_is_what_the_library_generates(server: ModelServer, parts: tuple[Path, Path]) -> None:
     answer = post(server, temperature=0)
     tokenizer, model = (kind.from_pretrained(parts[0]) for kind in (AutoTokenizer, AutoModelForCausalLM))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import awpo.endpoint
 from awpo.artifacts import read_manifest
-from awpo.config import EvaluationConfig
+from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.errors import UserError
 from evaluation import held_out
 from evaluation.items import read_items
 from evaluation.run import evaluate
+from tests.fault_server import FaultServer
 
 SETTINGS = {
     "benchmarks": ["held_out"],
@@ -127,3 +130,71 @@ def test_a_folder_of_someone_else_is_not_touched(tmp_path: Path, job: dict[str, 
     with pytest.raises(UserError, match="no stage of this project wrote"):
         evaluate(Path(job["checkpoint"]), Path(job["instances"]), tmp_path / "out", EvaluationConfig(**SETTINGS))
     assert (tmp_path / "out" / "thesis.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as running:
+        yield running
+
+
+def test_an_endpoint_is_evaluated_like_a_checkpoint(tmp_path: Path, job: dict[str, Any], server: FaultServer) -> None:
+    """By the worker, as tasks start it: greedy and two samples of each instance."""
+    server.script(default={"do": "answer", "text": "It is sunny."})
+    endpoint = {"base_url": server.url, "model": "closed", "attempts": 1}
+    done = run_job(tmp_path, {**job, "checkpoint": None, "endpoint": endpoint})
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    assert manifest.inputs["endpoint"] == "closed at 127.0.0.1"
+    assert manifest.counts["generator"]["engine"] == "endpoint"
+    items = read_items(tmp_path / "out" / "items.parquet")
+    assert len(items) == len(server.log()) == (8 + 6) * 3
+    assert {item.correct for item in items if item.kind == "reply"} == {True}
+    assert {item.correct for item in items if item.kind == "call"} == {False}
+    assert {(item.prompt_tokens, item.response_tokens) for item in items} == {(100, 10)}
+
+
+def test_failed_requests_are_missing_items_and_the_same_command_asks_for_them(
+    tmp_path: Path, job: dict[str, Any], server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awpo.endpoint, "FIRST_PAUSE", 0.001)
+    broken = {"match": "test_tools 1?", "do": "status", "status": 500, "message": "broken"}
+    server.script(broken, default={"do": "answer", "text": "It is sunny."})
+    endpoint = EndpointConfig(base_url=server.url, model="closed", attempts=1)
+    paths = Path(job["instances"]), Path(job["out"])
+    config = EvaluationConfig(**SETTINGS)
+    manifest = evaluate(endpoint, *paths, config)
+    missing = [item for item in read_items(paths[1] / "items.parquet") if item.correct is None]
+    assert len(missing) == manifest.counts["missing"] == 2 * 3
+    assert {item.error_type for item in missing} == {"request_failed"}
+    assert all("answered 500: broken" in item.detail for item in missing)
+    (reason,) = manifest.counts["missing_reasons"]
+    assert "answered 500: broken" in reason
+    rows = json.loads((paths[1] / "scores.json").read_text())
+    partial = {(row["split"], row.get("partial"), row.get("missing")) for row in rows if row["group"] == "all"}
+    assert partial == {("test_phrasings", None, None), ("test_tools", True, 2), ("test_tools", True, 4)}
+    sampled = next(row for row in rows if (row["split"], row["mode"], row["group"]) == ("test_tools", "sampled", "all"))
+    assert (sampled["accuracy"], sampled["items"]) == (0.5, 4)  # the two that are missing count neither way
+
+    asked = len(server.log())
+    server.script(default={"do": "answer", "text": "It is sunny."})
+    whole = evaluate(endpoint, *paths, config)
+    assert asked == 42
+    assert len(server.log()) == 6
+    assert whole.counts["missing"] == 0
+    assert all(item.correct is not None for item in read_items(paths[1] / "items.parquet"))
+    assert not (paths[1] / ".parts").exists()
+    assert evaluate(endpoint, *paths, config) == whole
+    assert len(server.log()) == 6
+
+
+def test_a_part_without_any_answer_is_named_and_has_no_row(
+    tmp_path: Path, job: dict[str, Any], server: FaultServer
+) -> None:
+    server.script({"match": "test_tools", "do": "status", "status": 422, "message": "no"})
+    endpoint = EndpointConfig(base_url=server.url, model="closed", attempts=1)
+    manifest = evaluate(endpoint, Path(job["instances"]), Path(job["out"]), EvaluationConfig(**SETTINGS))
+    rows = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert {row["split"] for row in rows} == {"test_phrasings"}
+    assert "none of its 18 answers came" in manifest.counts["not_run"]["held_out/test_tools"]

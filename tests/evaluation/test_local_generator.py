@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import awpo.decoding
 from awpo.decoding import choose
+from awpo.endpoint_cache import EndpointCache
 from awpo.errors import UserError
 from awpo.types import Message
 from evaluation.generate import Question, Sampling
@@ -79,7 +81,7 @@ def test_memory_set_aside_changes_nothing(generator: LocalGenerator, monkeypatch
     free = generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8))
     monkeypatch.setattr(awpo.decoding, "CACHE_BYTES", 1)
     monkeypatch.setattr(awpo.decoding, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
-    sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, Sampling(2, 1.0, 8)), 64)]
+    sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, Sampling(2, 1.0, 8))[0], 64)]
     assert set(sizes) == {1}
     assert generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8)) == free
 
@@ -215,3 +217,64 @@ def test_a_damaged_checkpoint_is_a_user_error(
     with pytest.raises(UserError, match=message) as caught:
         LocalGenerator(folder)
     assert "\n" not in str(caught.value)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_run_goes_on_with_the_answers_that_are_missing(checkpoint: Path, tmp_path: Path) -> None:
+    """Cut off after the first batches, then run again: what was finished is not computed anew."""
+    sampling = Sampling(samples=2, temperature=1.0, max_tokens=8, with_greedy=True)
+    whole = LocalGenerator(checkpoint, threads=1).generate(PROMPTS, sampling)
+
+    def stop(done: int, total: int, what: str = "") -> None:
+        if done >= 8:
+            raise Interrupted
+
+    with EndpointCache(tmp_path / "answers.sqlite") as cache:
+        generator = LocalGenerator(checkpoint, threads=1, batch_size=4, cache=cache)
+        with pytest.raises(Interrupted):
+            generator.generate(PROMPTS, sampling, progress=stop)
+        kept = len(cache)
+        assert 8 <= kept < 21
+        computed: list[int] = []
+        complete = generator.decoder.complete
+
+        def counted(rows: list[Any], *arguments: Any) -> Iterator[int]:
+            computed.append(len(rows))
+            return complete(rows, *arguments)
+
+        generator.decoder.complete = counted  # type: ignore[method-assign]
+        assert generator.generate(PROMPTS, sampling) == whole
+        assert generator.generate(PROMPTS, sampling) == whole
+        assert computed == [21 - kept, 0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Sampling(temperature=1.0, max_tokens=6, seed=1),
+        Sampling(temperature=0.5, max_tokens=6),
+        Sampling(temperature=1.0, max_tokens=7),
+        Sampling(temperature=1.0, max_tokens=6, stop=("e",)),
+        Sampling(max_tokens=6),
+    ],
+)
+def test_kept_answers_are_those_of_the_same_sampling_alone(checkpoint: Path, tmp_path: Path, other: Sampling) -> None:
+    with EndpointCache(tmp_path / "answers.sqlite") as cache:
+        generator = LocalGenerator(checkpoint, threads=1, cache=cache)
+        generator.generate(PROMPTS, Sampling(temperature=1.0, max_tokens=6))
+        assert generator.generate(PROMPTS, other) == LocalGenerator(checkpoint, threads=1).generate(PROMPTS, other)
+        assert len(cache) == 2 * len(PROMPTS)
+
+
+def test_kept_answers_are_those_of_the_same_model_alone(
+    checkpoint: Path, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = make_checkpoint(rope_theta=100.0)
+    with EndpointCache(tmp_path / "answers.sqlite") as cache:
+        first = LocalGenerator(checkpoint, threads=1, cache=cache).generate(PROMPTS, Sampling(max_tokens=8))
+        second = LocalGenerator(other, threads=1, cache=cache).generate(PROMPTS, Sampling(max_tokens=8))
+    assert first != second
+    assert second == LocalGenerator(other, threads=1).generate(PROMPTS, Sampling(max_tokens=8))
