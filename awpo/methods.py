@@ -37,6 +37,11 @@ RECONSTRUCTION = (
     "parabola, gaussian, band), how far the clip radius shrinks (`kappa`, `epsilon_min`), the scale of the judge"
 )
 
+# What a method is called and what is told of it; nothing computes with these.
+TOLD = ("name", "summary", "sources", "reading", "stages")
+# The paper's way to write `ratio_min`.
+PAPER_KEYS = frozenset({"eps_mix", "rho"})
+
 
 class Method(Settings):
     """One method of the registry; symbols are those of `awpo.advantages`."""
@@ -96,6 +101,12 @@ class Method(Settings):
         Left out are those that nothing reads under the others (the threshold of another gate, the floor of a
         difficulty weight that is not there, the slope of a clip radius that is fixed), and what is switched off.
         """
+        off = {key for key in ("dynamic_sampling_rounds", "overlong_share") if not getattr(self, key)}
+        values = self.to_json() if self.trains else {}
+        return {key: value for key, value in values.items() if key not in self._idle() | off | set(TOLD)}
+
+    def _idle(self) -> set[str]:
+        """The settings that nothing reads, whatever their value, as the others stand."""
         awpo = self.estimator == "awpo"
         idle = {
             "ratio_min": self.gate != "ratio",
@@ -106,23 +117,32 @@ class Method(Settings):
             "renormalise": self.difficulty == "none",
             "kappa": self.clip == "fixed",
             "epsilon_min": self.clip == "fixed",
-            "dynamic_sampling_rounds": not self.dynamic_sampling_rounds,
-            "overlong_share": not self.overlong_share,
             "eps": self.estimator == "dr_grpo",
             "std": self.estimator == "dr_grpo",
-            **dict.fromkeys(("gate", "difficulty"), not awpo),
-            **dict.fromkeys(("name", "summary", "sources", "reading", "stages"), True),
+            "gate": not awpo,
+            "difficulty": not awpo,
         }
-        values = self.to_json() if self.trains else {}
-        return {key: value for key, value in values.items() if not idle.get(key)}
+        return {key for key, is_idle in idle.items() if is_idle}
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values; `Method.read` takes them back."""
         return self.model_dump(mode="json")
 
     def changed(self, **values: Any) -> Method:
-        """A checked copy with other values, for a study of one key. Raises UserError for a value out of bounds."""
-        return Method.read({**self.to_json(), **values}, f"method {self.name!r}")
+        """A checked copy with other values, for a study of one key.
+
+        Raises UserError for a value out of bounds, and for a key that does nothing in the method as it would be: a
+        study of it would compare a method with itself.
+        """
+        where = f"method {self.name!r}"
+        kept = {key: value for key, value in self.to_json().items() if not (key == "ratio_min" and "eps_mix" in values)}
+        method = Method.read({**kept, **values}, where)
+        asked = {"ratio_min" if key in PAPER_KEYS else key: key for key in values}
+        idle = [name for key, name in asked.items() if key in method._idle() or not (method.trains or key in TOLD)]
+        if idle:
+            acting = ", ".join([*method.in_force(), *(["eps_mix"] if "ratio_min" in method.in_force() else [])])
+            raise UserError(f"{where}: nothing there reads {', '.join(idle)}; what acts: {acting or 'nothing'}")
+        return method
 
     @model_validator(mode="before")
     @classmethod
@@ -133,8 +153,14 @@ class Method(Settings):
         `mix_over_out`, rho = std_mix / std_out, is r >= 1 / eps_mix;
         `mix_over_sum`, rho = std_mix / (std_out + std_mix), is r >= (1 - eps_mix) / eps_mix.
         """
-        if not isinstance(values, Mapping) or "eps_mix" not in values:
+        if not isinstance(values, Mapping) or not values.keys() & PAPER_KEYS:
             return values
+        if "eps_mix" not in values:
+            raise ValueError("rho says how eps_mix is meant; give eps_mix with it")
+        if "ratio_min" in values:
+            raise ValueError(
+                "eps_mix and ratio_min both say from which variance ratio the gate opens; give one of them"
+            )
         values = dict(values)
         eps_mix, rho = values.pop("eps_mix"), values.pop("rho", "mix_over_out")
         if not isinstance(eps_mix, int | float) or eps_mix <= 0:

@@ -48,6 +48,7 @@ def _told(method: Method) -> list[str]:
 
 def _whole(method: Method) -> list[Any]:
     """Two tables: what the method is, and every setting with its meaning, those that nothing reads in brackets."""
+    from awpo.methods import TOLD
     from flows.screen import text_table
 
     told = [("what it does", method.summary), ("stages", _shown(method.stages) or "none")]
@@ -56,7 +57,7 @@ def _whole(method: Method) -> list[Any]:
     in_force = method.in_force()
     rows = []
     for key, field in type(method).model_fields.items():
-        if key in ("name", "summary", "sources", "reading", "stages"):
+        if key in TOLD:
             continue
         value = _shown(getattr(method, key))
         rows.append((key, value if key in in_force else f"({value})", field.description or ""))

@@ -140,7 +140,7 @@ def test_a_lone_rollout(name):
 @pytest.mark.parametrize("std", ["population", "sample"])
 def test_a_lone_valid_rollout(name, std):
     """One valid reward in a group must not make a NaN std that poisons the batch (trl#5773)."""
-    method = get_method(name).changed(std=std)
+    method = Method.read({**get_method(name).to_json(), "std": std}, "here")
     result = run(method, [[2, 4, -1], [4, -2, 1]], [[1, 0, 2], [1, 2, 0]], valid=[[False, True, False], [True] * 3])
     assert result.advantages[0].tolist() == [0, 0, 0]
     assert result.advantages.isfinite().all()
@@ -380,7 +380,8 @@ def test_the_band_of_difficulty_ends_where_it_says():
 def test_the_floor_is_where_difficulty_is_least_and_no_form_passes_one(floor):
     outcome = [[0.0, 0.0], [5.0, 5.0], [10.0, 10.0]]
     for difficulty, least in (("parabola", floor), ("band", floor), ("none", 1), ("gaussian", None)):
-        method = get_method("awpo").changed(difficulty=difficulty, difficulty_floor=floor)
+        values = {**get_method("awpo").to_json(), "difficulty": difficulty, "difficulty_floor": floor}
+        method = Method.read(values, "here")
         weights = run(method, outcome, [[0, 0]] * 3, r_min=0, r_max=10).stats["difficulty"].tolist()
         least = floor + (1 - floor) * math.exp(-2) if least is None else least
         assert weights == pytest.approx([least, 1, least])
@@ -909,7 +910,7 @@ def test_no_input_in_range_gives_a_number_that_is_none(name, data, std):
     reasoning = draw(numbers(0, 3) | numbers(0, 2**20) | st.just(NAN))
     batch = {"format": form, "correct": correct, "outcome": form + correct, "reasoning": reasoning}
     batch["valid"] = draw(st.sampled_from([0.0, 1.0, 1.0, 1.0])).bool()
-    method = get_method(name).changed(std=std)
+    method = Method.read({**get_method(name).to_json(), "std": std}, "here")
     result = of(method, batch, torch.float32)
     assert result.advantages.isfinite().all()
     assert (result.advantages[~batch["valid"]] == 0).all()

@@ -125,6 +125,10 @@ def test_the_papers_threshold_is_another_way_to_write_ratio_min():
         ({"eps_mix": 0}, "eps_mix"),
         ({"eps_mix": 1.5, "rho": "mix_over_sum"}, "rho"),
         ({"eps_mix": 1.5, "rho": "other"}, "rho"),
+        ({"rho": "mix_over_out"}, "give eps_mix with it"),
+        ({"eps_mix": 1.5, "ratio_min": 0.5}, "eps_mix and ratio_min both say from which variance ratio"),
+        ({"gate": "correlation", "eps_mix": 1.5}, "nothing there reads eps_mix; what acts: estimator, .*gate, c_min"),
+        ({"tau": 0.1, "c_min": 0.1}, "nothing there reads tau, c_min; what acts: .*ratio_min.*, eps_mix$"),
         ({"epsilon_high": 0.3}, "symmetric"),
         ({"epsilon_min": 0.3}, "symmetric"),
         ({"rewards": ["outcome"]}, "needs the reward 'reasoning'"),
@@ -174,13 +178,30 @@ def test_a_setting_that_is_not_in_force_changes_nothing(name):
         "renormalise": True, "kappa": 0.5, "epsilon_min": 0.19, "eps": 0.1, "std": "sample",
     }  # fmt: skip
     for key in idle.keys() - method.in_force().keys():
-        found = estimate(method.changed(**{key: idle[key]}), rewards, **bounds)
+        with pytest.raises(UserError, match=f"nothing there reads {key};"):
+            method.changed(**{key: idle[key]})
+        found = estimate(Method.read({**method.to_json(), key: idle[key]}, "here"), rewards, **bounds)
         for part in ("advantages", "clip_low", "clip_high"):
             assert torch.equal(getattr(found, part), getattr(expected, part)), key
     for key in {"eps", "std", "difficulty_floor"} & method.in_force().keys():  # and the test can tell
         assert not torch.equal(
             estimate(method.changed(**{key: idle[key]}), rewards, **bounds).advantages, expected.advantages
         )
+
+
+def test_a_key_that_does_nothing_in_the_method_is_refused():
+    with pytest.raises(UserError) as caught:
+        get_method("grpo").changed(kappa=0.5)
+    assert str(caught.value) == (
+        "method 'grpo': nothing there reads kappa; what acts: estimator, rewards, clip, epsilon_low, epsilon_high, std, "
+        "eps, loss, kl"
+    )
+    with pytest.raises(UserError, match="method 'sft': nothing there reads kl; what acts: nothing"):
+        get_method("sft").changed(kl=0.1)
+    # The key that makes another act may stand beside it; what is switched off can be said, and what a method is called.
+    assert get_method("grpo").changed(clip="shrinking", kappa=0.5).kappa == 0.5
+    assert get_method("dapo").changed(overlong_share=0.0, name="dapo_short").overlong_share == 0
+    assert get_method("grpo").changed(dynamic_sampling_rounds=0) == get_method("grpo")
 
 
 def test_listing_methods_does_not_load_torch():

@@ -29,6 +29,13 @@ from awpo.types import Instance, Message, ToolCall
 CONVENTION: dict[str, Any] = {"std": "sample", "eps": 1e-4}
 GROUP = 4
 MAXIMUM = 220
+
+
+def by_convention(name: str) -> Method:
+    """A method with TRL's std and eps; read, not changed, as dr_grpo divides by no std."""
+    return Method.read({**get_method(name).to_json(), **CONVENTION}, "here")
+
+
 CONFIG = PolicyConfig(
     prompts_per_rollout=4,
     group_size=GROUP,
@@ -129,7 +136,7 @@ def test_advantages_of_fixed_tensors(name: str, tiny_model: Path, tmp_path: Path
     settings, columns = THEIRS[name]
     table = Table(tiny_model, tmp_path, settings, len(columns), prompts=6)
     generator = torch.Generator().manual_seed(11)
-    method = get_method(name).changed(**CONVENTION)
+    method = by_convention(name)
     for _ in range(20):
         rewards = draw(generator, 6)
         values = torch.stack([rewards[column].flatten() for column in columns], dim=1)
@@ -154,7 +161,7 @@ def test_where_trl_differs_a_group_without_variance(tiny_model: Path, tmp_path: 
     for name, settings in (("grpo", THEIRS["grpo"][0]), ("gdpo", THEIRS["gdpo"][0])):
         table = Table(tiny_model, tmp_path / name, settings, 1, prompts=3)
         theirs = table.advantages(outcome.reshape(-1, 1))
-        found = ours(get_method(name).changed(**CONVENTION), rewards)
+        found = ours(by_convention(name), rewards)
         assert found[:2].tolist() == [[0] * 4] * 2
         assert theirs[0].abs().max() < (1e-3 if name == "gdpo" else 1e-9)
         assert 1e-5 < theirs[1].abs().max() < 1e-2
@@ -167,10 +174,10 @@ def test_where_trl_differs_a_failed_judgement(tiny_model: Path, tmp_path: Path) 
     rewards = {"format": torch.zeros(1, 4), "correct": outcome, "reasoning": reasoning}
     table = Table(tiny_model, tmp_path, THEIRS["grpo"][0], 2, prompts=1)
     theirs = table.advantages(torch.cat([outcome, reasoning]).T)
-    found = ours(get_method("grpo_mixed").changed(**CONVENTION), rewards)
+    found = ours(by_convention("grpo_mixed"), rewards)
     # R = 4, 1, 2, 2: the rollout whose judgement failed is the worst of all, though its outcome is among the best
     assert theirs[0].argmin() == 1
-    torch.testing.assert_close(found, ours(get_method("grpo").changed(**CONVENTION), rewards))
+    torch.testing.assert_close(found, ours(by_convention("grpo"), rewards))
 
 
 # Loss and gradients of a tiny model's fixed batch
@@ -294,7 +301,7 @@ def batch(tiny_model: Path, instances: Path, tmp_path: Path) -> Batch:
 @pytest.mark.parametrize("name", THEIRS)
 def test_loss_and_gradient_of_a_fixed_batch(name: str, batch: Batch) -> None:
     theirs = batch.step(batch.theirs(name))
-    found = batch.step(batch.ours(get_method(name).changed(**CONVENTION)))
+    found = batch.step(batch.ours(by_convention(name)))
     assert torch.equal(found["ids"], theirs["ids"])
     for key in ("advantages", "losses", "gradient"):
         torch.testing.assert_close(found[key], theirs[key], atol=1e-6, rtol=1e-6)
