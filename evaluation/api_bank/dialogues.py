@@ -22,10 +22,10 @@ from typing import Any
 from awpo.rewards import json_equal
 from awpo.types import ToolCall
 
-_CALL = re.compile(r"\[(?P<name>\w+)\((?P<parameters>.*)\)\]")
+_OPENING, _CLOSING = re.compile(r"\[(\w+)\("), ")]"
 _PARAMETER = re.compile(
     r"""(?P<key>\w+)\s*=\s*
-    (?: '(?P<single>.*?)' | "(?P<double>.*?)" | (?P<bare>[^'",\s][^'",]*|\[.*?\]) )
+    (?: '(?P<single>.*?)' | "(?P<double>.*?)" | (?P<bare>[^'",\s][^'",]*+|\[.*?\]) )
     \s*(?: $ | ,\s*(?=\w+\s*=) )""",
     re.VERBOSE,
 )
@@ -49,20 +49,29 @@ TYPES = {
 
 def read_call(text: str) -> ToolCall | None:
     """The first call in a text, on one line, all values as texts; None where there is none that can be read."""
-    found = _CALL.search(text)
+    found = _first(text)
     if found is None:
         return None
-    inner, position, values = found["parameters"].strip(), 0, {}
+    name, inner = found
+    position, values = 0, {}
     while position < len(inner):
         parameter = _PARAMETER.match(inner, position)
         if parameter is None:
             return None
-        groups = parameter.groupdict()
-        values[groups["key"]] = next(
-            groups[form] for form in ("single", "double", "bare") if groups[form] is not None
-        ).strip()
+        quoted = parameter["single"] if parameter["single"] is not None else parameter["double"]
+        values[parameter["key"]] = quoted if quoted is not None else parameter["bare"].strip()
         position = parameter.end()
-    return ToolCall(found["name"], values)
+    return ToolCall(name, values)
+
+
+def _first(text: str) -> tuple[str, str] | None:
+    """Name and inside of the first call: from the first opening on a line that closes behind it, to the last closing."""
+    for line in text.split("\n"):
+        end = line.rfind(_CLOSING)
+        opening = _OPENING.search(line, 0, max(end, 0))
+        if opening:
+            return opening[1], line[opening.end() : end].strip()
+    return None
 
 
 def typed(call: ToolCall) -> ToolCall:

@@ -48,12 +48,12 @@ def test_a_slice_is_part_of_a_larger_one_and_keeps_the_order() -> None:
 
 
 def test_whole_parts_are_pooled_with_the_interval_of_one_proportion() -> None:
-    total = pooled([row("a", 30, 40), row("b", 1, 10), row("c", 9, 9)], ["a", "b"], split="both", more=1)
+    total = pooled([row("a", 30, 40), row("b", 1, 10), row("c", 9, 9)], ["a", "b"], split="both")
     assert total is not None
     assert (total["accuracy"], total["items"], total["available"], total["seconds"]) == (31 / 50, 50, 50, 2.0)
     assert (total["low"], total["high"]) == wilson(31, 50)
     assert total["response_tokens"] == pytest.approx((40 * 40 + 10 * 10) / 50)
-    assert (total["splits"], total["protocol"], total["more"], total["group"]) == (["a", "b"], "p", 1, "average")
+    assert (total["splits"], total["protocol"], total["group"]) == (["a", "b"], "p", "average")
     assert "partial" not in total
 
 
@@ -65,14 +65,12 @@ def test_slices_count_by_the_size_of_their_parts() -> None:
     assert (total["items"], total["available"]) == (6, 400)
 
 
-def test_a_part_that_was_not_run_makes_the_total_partial() -> None:
-    total = pooled([row("b", 1, 2)], ["a", "b"], split="both")
-    assert total is not None
-    assert (total["accuracy"], total["partial"], total["not_run"]) == (0.5, True, ["a"])
+def test_a_total_without_a_part_or_with_items_without_a_verdict_has_no_value() -> None:
+    absent = pooled([row("b", 1, 2)], ["a", "b"], split="both")
+    assert absent is not None
+    assert (absent["accuracy"], absent["low"], absent["high"], absent["partial"]) == (None, None, None, True)
+    assert (absent["not_run"], absent["missing"], absent["items"]) == (["a"], {}, 2)
+    failed = pooled([row("a", 1, 2, 3, partial=True, missing=1)], ["a"], split="both")
+    assert failed is not None
+    assert (failed["accuracy"], failed["not_run"], failed["missing"]) == (None, [], {"a": 1})
     assert pooled([row("c", 1, 2)], ["a", "b"], split="both") is None
-
-
-def test_items_without_a_verdict_make_the_total_partial() -> None:
-    total = pooled([row("a", 1, 2, 3, partial=True, missing=1)], ["a"], split="both")
-    assert total is not None
-    assert (total["partial"], total["missing"]) == (True, 1)

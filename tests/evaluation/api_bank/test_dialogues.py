@@ -61,7 +61,8 @@ def test_five_references_of_toolrl_are_broken_where_the_dialogue_is_not(shared_d
         ("[F()]", {}),
         ("API-Request: [F(a='1')]->success", {"a": "1"}),
         ("[F(a=\"x\", b = 'y z')]", {"a": "x", "b": "y z"}),
-        ("[F(a=12, b=True)]", {"a": "12", "b": "True"}),
+        ("[F(a=12 , b=True )]", {"a": "12", "b": "True"}),
+        ("[F(a=' 12 ', b=' ')]", {"a": " 12 ", "b": " "}),
         ("[F(a='it's', b='')]", {"a": "it's", "b": ""}),
         ("[F(a=['John', 'Jane'], b='[1, 2]')]", {"a": "['John', 'Jane']", "b": "[1, 2]"}),
         ("[F(a='[{'k': 'v', 'l': 'w'}]', b='(1 + 2) * 3')]", {"a": "[{'k': 'v', 'l': 'w'}]", "b": "(1 + 2) * 3"}),
@@ -116,3 +117,17 @@ def test_what_is_wrong_with_an_answer(reference: ToolCall, text: str, kind: str)
 
 def test_the_first_call_on_a_line_decides_and_later_lines_are_not_read() -> None:
     assert mistake(BOOK, "[BookHotel(hotel_name='Hilton', adult_count='2')]\n[Calculator(formula='1')]") == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a(" * 100_000,
+        "[F(a=" + " " * 100_000 + ";)]",
+        "[F(a='" + "' " * 100_000 + ")]",
+        "[F(" + "a=1, " * 50_000 + ")]",
+    ],
+    ids=["openings", "spaces", "quotes", "commas"],
+)
+def test_hostile_text_takes_no_time(text: str) -> None:
+    read_call(text)
