@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from awpo.errors import UserError
 
@@ -29,28 +31,77 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            errors = error.errors()
-            # A required key that is misspelt is missing and unknown: the second says more.
-            first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-            key = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "extra_forbidden":
-                known = cls._fields_at(first["loc"][:-1])
-                near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-                raise UserError(f"{where}: unknown key {key!r}{hint}") from None
-            if first["type"] == "value_error":  # a check of ours: its message has the numbers
-                message = first["msg"].removeprefix("Value error, ")
-                raise UserError(f"{where}: {f'{key}: ' if key else ''}{message}") from None
-            raise UserError(f"{where}: {key or 'settings'}: {first['msg']} (got {first.get('input')!r:.200})") from None
+            raise UserError(f"{where}: {cls._told(error.errors())}") from None
 
     @classmethod
-    def _fields_at(cls, location: tuple[str | int, ...]) -> list[str]:
-        """The keys known at a place in nested settings, such as ("policy", "judge")."""
+    def _told(cls, errors: list[Any]) -> str:
+        """The first thing wrong, in words of a settings file and not of Python."""
+        # A required key that is misspelt is missing and unknown: the second says more.
+        first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+        place = _place(first["loc"])
+        key = ".".join(map(str, place))
+        if first["type"] == "extra_forbidden":
+            known = list(cls._fields_at(place[:-1]))
+            near = difflib.get_close_matches(str(place[-1]), known, n=1)
+            return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
+        if first["type"] == "missing":
+            field = cls._fields_at(place[:-1]).get(str(place[-1]))
+            meaning = f" ({field.description})" if field and field.description else ""
+            return f"{key} is missing{meaning}; give it"
+        if first["type"] == "value_error":  # a check of ours: its message has the numbers
+            message = str(first["msg"]).removeprefix("Value error, ")
+            return f"{key}: {message}" if key else message
+        wanted, given = _wanted(first, errors), first.get("input")
+        if not wanted:
+            return f"{key or 'settings'}: {first['msg']} (got {given!r:.200})"
+        expected = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
+        near = difflib.get_close_matches(given, expected, n=1) if isinstance(given, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        shown = "empty" if given is None else f"{given!r:.200}"
+        return f"{key or 'settings'}: must be {wanted}, not {shown}{hint}"
+
+    @classmethod
+    def _fields_at(cls, location: tuple[str | int, ...]) -> dict[str, FieldInfo]:
+        """The fields by key at a place in nested settings, such as ("policy", "judge")."""
         for name in location:
             field = cls.model_fields.get(str(name))
             inner = [field.annotation, *get_args(field.annotation)] if field else []
             cls = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Settings)), cls)
-        return list(cls.model_fields)
+        return cls.model_fields
+
+
+# What pydantic's kinds of errors ask for.
+_WANTED = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_number": "a finite number",
+    "bool_": "true or false",
+    "string_": "text",
+    "model_": "a mapping of keys to values",
+    "dict_": "a mapping of keys to values",
+    "tuple_": "a list",
+    "list_": "a list",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "literal_error": "{expected}",
+}
+
+
+def _place(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Where in the settings an error is; pydantic also names the kind of a value that may be of several."""
+    return tuple(part for part in location if not (isinstance(part, str) and "[" in part))
+
+
+def _wanted(first: Any, errors: list[Any]) -> str:
+    """What may stand where `first` is wrong, all kinds together; empty for an error that is not known here."""
+    found = []
+    for error in errors:
+        if _place(error["loc"]) == _place(first["loc"]):
+            text = next((text for start, text in _WANTED.items() if error["type"].startswith(start)), "")
+            found.append(text.format(**error.get("ctx", {})))
+    return " or ".join(found) if all(found) else ""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -39,8 +39,44 @@ def test_an_unknown_nested_key_is_answered_with_the_keys_of_its_place(
 
 
 def test_a_value_outside_its_limits_is_one_line_with_the_key() -> None:
-    with pytest.raises(UserError, match=r"the preset: temperature: .*less than or equal to 2 \(got 3\)") as caught:
+    with pytest.raises(UserError, match=r"^the preset: temperature: must be at most 2, not 3$") as caught:
         PolicyConfig.read({"temperature": 3}, "the preset")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "answer"),
+    [
+        (SftConfig, {"steps": "many"}, "steps: must be a whole number, not 'many'"),
+        (SftConfig, {"steps": 1.5}, "steps: must be a whole number, not 1.5"),
+        (SftConfig, {"steps": None}, "steps: must be a whole number, not empty"),
+        (SftConfig, {"learning_rate": "fast"}, "learning_rate: must be a number, not 'fast'"),
+        (SftConfig, {"learning_rate": float("inf")}, "learning_rate: must be a finite number, not inf"),
+        (SftConfig, {"learning_rate": 0}, "learning_rate: must be more than 0, not 0"),
+        (SftConfig, {"wrong_decision_share": 1}, "wrong_decision_share: must be less than 1, not 1"),
+        (SftConfig, {"rationales": "perhaps"}, "rationales: must be true or false, not 'perhaps'"),
+        (SftConfig, {"lora": 3}, "lora: must be a mapping of keys to values, not 3"),
+        (SftConfig, {"lora": {"target_modules": 3}}, "lora.target_modules: must be 'all-linear' or a list, not 3"),
+        (PolicyConfig, {"method": 3}, "method: must be text, not 3"),
+        (
+            PolicyConfig,
+            {"reward_mode": "strikt"},
+            "reward_mode: must be 'strict' or 'compat', not 'strikt'; did you mean 'strict'?",
+        ),
+        (
+            PolicyConfig,
+            {"judge": {"kind": "x", "samples": 0}},
+            "judge.kind: must be 'rubric', 'endpoint' or 'correlated'",
+        ),
+        (EvaluationConfig, {"splits": "test"}, "splits: must be a list, not 'test'"),
+        (JudgeConfig, {"endpoint": {"model": "m"}}, "endpoint.base_url is missing (Base URL, ending in /v1); give it"),
+    ],
+)
+def test_a_mistake_is_told_in_words_of_the_file(settings: type[Settings], values: dict[str, Any], answer: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings.read(values, "x")
+    assert str(caught.value).startswith(f"x: {answer}")
+    assert "Input" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -82,11 +118,15 @@ ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "strong"}
             "x: the batch_size = 12 instances of an optimiser step are no whole number of micro-batches of 8; choose a "
             "micro_batch_size of 1, 2, 3, 4, 6, 12",
         ),
-        (SftConfig, {"lora": {"rank": 0}}, "x: lora.rank: Input should be greater than or equal to 1 (got 0)"),
+        (SftConfig, {"lora": {"rank": 0}}, "x: lora.rank: must be at least 1, not 0"),
         (SftConfig, {"lora": {"target_modules": []}}, "no layer would get an adapter"),
         (SftConfig, {"lora": {"target_modules": ["q_proj", "lm_head"]}}, "'lm_head' can have no adapter"),
         (SftConfig, {"lora": {"rnak": 8}}, "x: unknown key 'lora.rnak'; did you mean 'rank'?"),
-        (SftConfig, {"precision": "float16"}, "x: precision: Input should be 'auto', 'float32' or 'bfloat16'"),
+        (
+            SftConfig,
+            {"precision": "float16"},
+            "x: precision: must be 'auto', 'float32' or 'bfloat16', not 'float16'; did you mean 'bfloat16'?",
+        ),
         (
             PolicyConfig,
             {"judge": {"endpoint": ENDPOINT}},
@@ -99,7 +139,7 @@ ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "strong"}
         (EvaluationConfig, {"benchmarks": []}, "x: benchmarks is empty, so nothing would be evaluated"),
         (EvaluationConfig, {"splits": []}, "x: benchmark 'held_out' needs at least one of splits"),
         (EvaluationConfig, {"splits": ["test", "test"]}, "x: splits has test more than once"),
-        (CorpusConfig, {"test_dialogues": 0}, "x: test_dialogues: Input should be greater than or equal to 1 (got 0)"),
+        (CorpusConfig, {"test_dialogues": 0}, "x: test_dialogues: must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_or_contradicts_itself_is_refused_with_the_numbers(

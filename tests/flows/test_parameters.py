@@ -123,5 +123,5 @@ def test_what_would_fail_late_is_refused_at_once() -> None:
     settings = PipelineSettings.read({"evaluation": {"splits": ["test_phrasings", "test_tool"]}}, "x")
     with pytest.raises(UserError, match=r"evaluation\.splits: no split 'test_tool'; did you mean 'test_tools'\?"):
         settings.check()
-    with pytest.raises(UserError, match=r"policy\.judge\.scale: Input should be a finite number"):
+    with pytest.raises(UserError, match=r"policy\.judge\.scale: must be a finite number"):
         PipelineSettings.read({"policy": {"judge": {"scale": float("inf")}}}, "x")
