@@ -25,6 +25,8 @@ LOW_SCORE = 0.5
 """With `two_pass`, a first score below this is replaced by a second one, given with the reference in sight."""
 
 
+WORKERS_PER_REQUEST = 4
+"""Judgements in the making for each request that may be under way."""
 NO_THOUGHT = Grades(0.0, dict.fromkeys(CRITERIA, 0.0))
 
 
@@ -66,12 +68,19 @@ class EndpointJudge:
         Raises UserError where more than `failure_limit` of at least 8 judgements failed, where every request must
         fail (a wrong key, address or model), or where the budget is used up.
         """
-        keys = [self._key(item) if (item.completion.thought or "").strip() else None for item in items]
-        pending = {
-            key: item for key, item in zip(keys, items, strict=True) if key is not None and key not in self._cache
-        }
-        fresh = await self._ask_all(pending)
-        found = [NO_THOUGHT if key is None else fresh[key] if key in fresh else self._cache[key] for key in keys]
+        keys: list[str | None] = [None] * len(items)
+        fresh: dict[str, Grades] = {}
+        await self._ask_all(items, keys, fresh)
+        too_late = Grades(
+            math.nan, failure=f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
+        )
+        known = {**self._cache, **fresh}
+        found = [
+            NO_THOUGHT if _thinks_nothing(item) else known.get(key or "", too_late)
+            for key, item in zip(keys, items, strict=True)
+        ]
+        if too_late in found:
+            self.last_error = too_late.failure
         self._remember(fresh)
         self.batch_judged, self.batch_failures = len(items), sum(math.isnan(grades.score) for grades in found)
         self.judged += self.batch_judged
@@ -90,44 +99,60 @@ class EndpointJudge:
         usage["failed_requests"] = usage.pop("failures")
         return {"judged": float(self.judged), "failures": float(self.failures), **usage}
 
-    def _key(self, item: Judgement) -> str:
-        return content_hash(judge_messages(item.instance, item.completion, with_reference=True))
+    async def _ask_all(self, items: Sequence[Judgement], keys: list[str | None], fresh: dict[str, Grades]) -> None:
+        """Fills in each item's key and, for those that are not remembered, the judgement; what is left out was late.
 
-    async def _ask_all(self, pending: dict[str, Judgement]) -> dict[str, Grades]:
-        """The judgements of distinct items; failed ones where there is none when the deadline passes."""
-        if not pending:
-            return {}
-        tasks = {key: asyncio.create_task(self._judge(item)) for key, item in pending.items()}
+        Each of a few workers takes one item after another. All at once would render every prompt before the first
+        request leaves, and a worker that waits to try again has to leave room for others, so there are more workers
+        than requests at once.
+        """
+        places = iter(range(len(items)))
+        asked: set[str] = set()
+
+        async def work() -> None:
+            for place in places:
+                item = items[place]
+                if _thinks_nothing(item):
+                    continue
+                messages = judge_messages(item.instance, item.completion, with_reference=True)
+                key = keys[place] = content_hash(messages)
+                if key not in asked and key not in self._cache:
+                    asked.add(key)
+                    fresh[key] = await self._judge(item, messages)
+
+        count = min(len(items), WORKERS_PER_REQUEST * self.endpoint.config.concurrency)
+        workers = [asyncio.create_task(work()) for _ in range(count)]
+        if not workers:
+            return
         try:
-            done, late = await asyncio.wait(
-                tasks.values(), timeout=self.config.deadline_seconds, return_when=asyncio.FIRST_EXCEPTION
+            done, _ = await asyncio.wait(
+                workers, timeout=self.config.deadline_seconds, return_when=asyncio.FIRST_EXCEPTION
             )
-            for task in done:
-                task.result()  # raises what makes all further asking pointless
+            for worker in done:
+                worker.result()  # raises what makes all further asking pointless
         finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
             await self.endpoint.close()
-        too_late = Grades(
-            math.nan, failure=f"no answer before the batch's deadline of {self.config.deadline_seconds:g} s"
-        )
-        if late:
-            self.last_error = too_late.failure
-        return {key: too_late if task in late else task.result() for key, task in tasks.items()}
 
-    async def _judge(self, item: Judgement) -> Grades:
-        """One judgement. Raises EndpointError only where every other request would fail as well."""
-        found = await self._average(item, with_reference=not self.config.two_pass)
-        if self.config.two_pass and item.instance.rationale is not None and found.score < LOW_SCORE:
-            again = await self._average(item, with_reference=True)
+    async def _judge(self, item: Judgement, with_reference: list[dict[str, str]]) -> Grades:
+        """One judgement; `with_reference` are the messages that show the reference, where there is one.
+
+        Raises EndpointError only where every other request would fail as well.
+        """
+        if not self.config.two_pass:
+            return await self._average(with_reference, shown=True)
+        without = judge_messages(item.instance, item.completion, with_reference=False)
+        found = await self._average(without, shown=False)
+        if item.instance.rationale is not None and found.score < LOW_SCORE:
+            again = await self._average(with_reference, shown=True)
             found = replace(again, answers=found.answers + again.answers)
         return found
 
-    async def _average(self, item: Judgement, *, with_reference: bool) -> Grades:
-        messages = judge_messages(item.instance, item.completion, with_reference=with_reference)
+    async def _average(self, messages: list[dict[str, str]], *, shown: bool) -> Grades:
         draws = range(self._first_draw, self._first_draw + self.config.samples)
-        answers = await asyncio.gather(*(self._ask(messages, draw, with_reference) for draw in draws))
+        answers = await asyncio.gather(*(self._ask(messages, draw, shown) for draw in draws))
         samples = tuple(answer.score for answer in answers)
         readable = [answer.criteria for answer in answers if answer.criteria]
         if not readable:
@@ -180,3 +205,7 @@ class EndpointJudge:
         self._cache.update((key, grades) for key, grades in found.items() if not math.isnan(grades.score))
         while len(self._cache) > MOST_CACHED:
             del self._cache[next(iter(self._cache))]
+
+
+def _thinks_nothing(item: Judgement) -> bool:
+    return not (item.completion.thought or "").strip()

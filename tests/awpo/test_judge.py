@@ -452,6 +452,29 @@ def test_the_same_question_is_asked_once(serve: Any) -> None:
     assert len(server.requests) == 2
 
 
+def test_the_first_request_leaves_before_the_last_prompt_is_rendered(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To render all prompts of a large batch first would keep the server waiting."""
+    rendered: list[int] = []
+    seen: list[int] = []
+    render = awpo.judge_endpoint.judge_messages
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        rendered.append(1)
+        return render(*arguments, **options)
+
+    def reply(number: int, body: dict[str, Any]) -> Any:
+        seen.append(len(rendered))
+        return serve.answer(grades(9, 9, 9))
+
+    monkeypatch.setattr(awpo.judge_endpoint, "judge_messages", counted)
+    judge = endpoint_judge(serve(reply).url, {"concurrency": 2})
+    assert score(judge, *map(str, range(100))) == pytest.approx([0.9] * 100)
+    assert seen[0] <= 8
+    assert len(rendered) == 100
+
+
 def test_the_cache_is_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awpo.judge_endpoint, "MOST_CACHED", 2)
     server = serve(lambda number, body: serve.answer(grades(9, 9, 9)))
