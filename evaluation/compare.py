@@ -27,7 +27,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRun:
-    """A finished evaluation, read back: its items, the settings that it ran with, protocol by benchmark."""
+    """A finished evaluation, read back: its items, the settings that it ran with, the protocol by "benchmark/split"."""
 
     folder: Path
     items: tuple[Item, ...]
@@ -36,8 +36,25 @@ class EvaluationRun:
 
 
 @dataclass(frozen=True, slots=True)
+class PairedItems:
+    """Verdicts of two runs on the same items, all (items,): shares of right answers over an item's samples.
+
+    `missing` items have an answer without a verdict in one of the runs, and are left out.
+    """
+
+    items: tuple[str, ...]
+    dialogues: tuple[str, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
-    """Accuracy of `second` minus that of `first` on the same items, with a 95% interval over dialogues."""
+    """Accuracy of `second` minus that of `first` on the same items, with a 95% interval over dialogues.
+
+    `missing` items have no verdict in one of the runs, and are in none of the numbers.
+    """
 
     benchmark: str
     split: str
@@ -49,6 +66,7 @@ class Difference:
     high: float
     items: int
     dialogues: int
+    missing: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,7 +79,7 @@ def read_run(folder: Path) -> EvaluationRun:
         raise UserError(f"{folder} is not a finished evaluation (no manifest.json); run the evaluation first")
     items = tuple(read_items(folder / ITEMS))
     rows = json.loads((folder / SCORES).read_text("utf-8"))
-    protocols = {row["benchmark"]: row["protocol"] for row in rows if row.get("protocol")}
+    protocols = {f"{row['benchmark']}/{row['split']}": row["protocol"] for row in rows if row.get("protocol")}
     return EvaluationRun(folder, items, manifest.config, protocols)
 
 
@@ -74,12 +92,14 @@ def compare(
     """
     result: list[Difference] = []
     for mode in modes:
-        one, two = _splits(first, mode), _splits(second, mode)
-        if one or two:
-            _check_settings(first, second, mode)
-        for key in sorted({*one, *two}):
-            result.append(_difference(first, second, key, mode, one.get(key, []), two.get(key, []), seed))
+        for benchmark, split in splits_of(mode, first, second):
+            result.append(_difference(first, second, benchmark, split, mode, seed))
     return result
+
+
+def splits_of(mode: Mode, *runs: EvaluationRun) -> list[tuple[str, str]]:
+    """Benchmark and split of everything that any of the runs answered in this mode, sorted."""
+    return sorted({key for run in runs for key in _splits(run, mode)})
 
 
 def _splits(run: EvaluationRun, mode: Mode) -> dict[tuple[str, str], list[Item]]:
@@ -97,43 +117,58 @@ def _check_settings(first: EvaluationRun, second: EvaluationRun, mode: Mode) -> 
                 f"cannot compare {first.folder} and {second.folder}: {key} is {first.settings.get(key)} in one and "
                 f"{second.settings.get(key)} in the other; evaluate both with the same settings"
             )
-    for benchmark in sorted(first.protocols.keys() & second.protocols.keys()):
-        if first.protocols[benchmark] != second.protocols[benchmark]:
+    for part in sorted(first.protocols.keys() & second.protocols.keys()):
+        if first.protocols[part] != second.protocols[part]:
             raise UserError(
-                f"cannot compare {first.folder} and {second.folder}: protocol of {benchmark} is "
-                f"{first.protocols[benchmark]!r} in one and {second.protocols[benchmark]!r} in the other"
+                f"cannot compare {first.folder} and {second.folder}: protocol of {part} is "
+                f"{first.protocols[part]!r} in one and {second.protocols[part]!r} in the other"
             )
 
 
-def _difference(
-    first: EvaluationRun,
-    second: EvaluationRun,
-    key: tuple[str, str],
-    mode: Mode,
-    one: list[Item],
-    two: list[Item],
-    seed: int,
-) -> Difference:
-    left, right = by_item(one), by_item(two)
+def pair_items(first: EvaluationRun, second: EvaluationRun, benchmark: str, split: str, mode: Mode) -> PairedItems:
+    """The verdicts of both runs on the items of one split.
+
+    Raises UserError where they did not answer the same items by the same protocol and settings.
+    """
+    _check_settings(first, second, mode)
+    key = benchmark, split
+    left, right = (by_item(_splits(run, mode).get(key, [])) for run in (first, second))
     if left.keys() != right.keys():
         shared = len(left.keys() & right.keys())
         raise UserError(
             f"cannot compare {first.folder} and {second.folder}: of {'/'.join(key)} they answered {len(left)} and "
             f"{len(right)} items, {shared} of them the same; evaluate both on the same items (same instances and seed)"
         )
-    names = list(left)
-    before = [mean_correct(left[name]) for name in names]
-    after = [mean_correct(right[name]) for name in names]
-    estimate = paired_difference(before, after, [left[name][0].dialogue_id for name in names], seed=seed)
+    judged = [name for name in left if all(item.correct is not None for item in (*left[name], *right[name]))]
+    return PairedItems(
+        items=tuple(judged),
+        dialogues=tuple(left[name][0].dialogue_id for name in judged),
+        first=tuple(mean_correct(left[name]) for name in judged),
+        second=tuple(mean_correct(right[name]) for name in judged),
+        missing=len(left) - len(judged),
+    )
+
+
+def _difference(
+    first: EvaluationRun, second: EvaluationRun, benchmark: str, split: str, mode: Mode, seed: int
+) -> Difference:
+    pairs = pair_items(first, second, benchmark, split, mode)
+    if not pairs.items:
+        raise UserError(
+            f"cannot compare {first.folder} and {second.folder}: no item of {benchmark}/{split} has a verdict in both; "
+            "evaluate again the one whose requests failed"
+        )
+    estimate = paired_difference(pairs.first, pairs.second, pairs.dialogues, seed=seed)
     return Difference(
-        benchmark=key[0],
-        split=key[1],
+        benchmark=benchmark,
+        split=split,
         mode=mode,
-        first=sum(before) / len(before),
-        second=sum(after) / len(after),
+        first=sum(pairs.first) / len(pairs.first),
+        second=sum(pairs.second) / len(pairs.second),
         difference=estimate.value,
         low=estimate.low,
         high=estimate.high,
         items=estimate.items,
         dialogues=estimate.clusters,
+        missing=pairs.missing,
     )

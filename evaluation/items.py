@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from awpo.errors import UserError
 from awpo.types import Completion, ToolCall
-from evaluation.statistics import clustered_bootstrap, pass_at_k, wilson
+from evaluation.statistics import clustered_share, pass_at_k
 
 if TYPE_CHECKING:
     from evaluation.generate import Generated, Question
@@ -204,22 +204,17 @@ def _row(mode: str, group: str, items: Sequence[Item], seed: int) -> ScoreRow:
     grouped = by_item(items)
     values = [mean_correct(samples) for samples in grouped.values()]
     clusters = [samples[0].dialogue_id for samples in grouped.values()]
-    if mode == "greedy":
-        low, high = wilson(sum(values), len(values))
-        accuracy = sum(values) / len(values)
-    else:
-        estimate = clustered_bootstrap(values, clusters, seed=seed)
-        accuracy, low, high = estimate.value, estimate.low, estimate.high
+    estimate = clustered_share(values, clusters)
     row: ScoreRow = {
         "benchmark": items[0].benchmark,
         "split": items[0].split,
         "mode": mode,
         "group": group,
-        "accuracy": accuracy,
-        "low": low,
-        "high": high,
-        "items": len(grouped),
-        "dialogues": len(set(clusters)),
+        "accuracy": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "items": estimate.items,
+        "dialogues": estimate.clusters,
         "empty_rate": sum(item.empty for item in items) / len(items),
         "response_tokens": sum(item.response_tokens for item in items) / len(items),
         "cut_rate": sum(item.finish != "stop" for item in items) / len(items),

@@ -21,7 +21,7 @@ def make_run(name: str, correct: list[list[bool]]) -> EvaluationRun:
         for i, verdicts in enumerate(correct)
         for sample, verdict in enumerate(verdicts)
     )
-    return EvaluationRun(Path(name), items, dict(SETTINGS), {"held_out": "exact"})
+    return EvaluationRun(Path(name), items, dict(SETTINGS), {"held_out/test": "exact"})
 
 
 WORSE = make_run("worse", [[False, False, True], [True, True, True], [False, False, False], [True, False, False]])
@@ -39,6 +39,18 @@ def test_differences_are_of_means_over_the_same_items() -> None:
 
 def test_the_order_of_items_does_not_matter() -> None:
     assert compare(WORSE, replace(BETTER, items=BETTER.items[::-1])) == compare(WORSE, BETTER)
+
+
+def test_an_item_without_a_verdict_is_left_out_and_counted() -> None:
+    """A failed request of the first item's greedy answer and of the third one's second sample."""
+    items = list(BETTER.items)
+    items[0], items[8] = replace(items[0], correct=None), replace(items[8], correct=None)
+    greedy, sampled = compare(WORSE, replace(BETTER, items=tuple(items)))
+    assert (greedy.items, greedy.missing, greedy.first, greedy.second) == (3, 1, 2 / 3, 2 / 3)
+    assert (sampled.items, sampled.missing, sampled.first, sampled.second) == (3, 1, 0.5, pytest.approx(5 / 6))
+    nothing = replace(BETTER, items=tuple(replace(item, correct=None) for item in BETTER.items))
+    with pytest.raises(UserError, match="no item of held_out/test has a verdict in both"):
+        compare(WORSE, nothing)
 
 
 def test_runs_on_other_items_are_refused() -> None:
@@ -63,7 +75,7 @@ def test_sampling_settings_do_not_matter_to_greedy_answers() -> None:
 
 def test_runs_by_other_protocols_are_refused() -> None:
     with pytest.raises(UserError, match="protocol of held_out"):
-        compare(WORSE, replace(BETTER, protocols={"held_out": "another"}))
+        compare(WORSE, replace(BETTER, protocols={"held_out/test": "another"}))
 
 
 def test_an_unfinished_evaluation_is_a_user_error(tmp_path: Path) -> None:
