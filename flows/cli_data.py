@@ -69,6 +69,9 @@ def select(
     config: Annotated[
         Path, typer.Option(help="YAML: near_duplicates, decontamination, lengths, mixture, each where it is wanted.")
     ],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes for what is large; all cores if not given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Takes of instances what is to be trained on: no near-duplicates, no benchmark's questions, lengths, shares."""
@@ -83,7 +86,12 @@ def select(
     check_out(out, needed=0.2)
     from awpo.data.selection import select_instances
 
-    _stage("select", out, as_json, lambda progress: select_instances(instances, out, settings, progress=progress))
+    _stage(
+        "select",
+        out,
+        as_json,
+        lambda progress: select_instances(instances, out, settings, progress=progress, workers=workers),
+    )
 
 
 @data_app.command(name="inspect")

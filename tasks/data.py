@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from awpo.config import CorpusConfig, RationaleConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from tasks.stage_run import Work, show_markdown, stage_run, worth_trying_again
+from tasks.stage_run import Work, show_markdown, show_table, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
 
@@ -63,13 +63,29 @@ def decompose(source: Path, out: Path, format: str, config: DecomposeConfig, tra
 
 @task(name="select", task_run_name="select {instances.name}", cache_policy=NO_CACHE)
 def select(instances: Path, out: Path, config: SelectConfig, tracking: Tracking) -> Path:
-    """What `config` leaves of the instances, in `out`; returns the folder."""
-    from awpo.data.selection import select_instances
+    """What `config` leaves of the instances, in `out`; returns the folder.
 
-    work = Work("select", f"select {instances.name}", out, {"instances": instances}, config)
+    What goes, by source and reason, and what overlaps with benchmarks is a table each. Raises UserError where a
+    benchmark or a tokenizer cannot be read, or nothing is left.
+    """
+    from awpo.data.selection import CONTAMINATED, select_identity, select_instances
+
+    identity = select_identity([instances], config)
+    work = Work("select", f"select {instances.name}", out, {"instances": instances}, config, identity=identity)
     with stage_run(work, tracking) as stage:
         manifest = select_instances([instances], out, config, progress=stage.progress)
         stage.results(_numbers(manifest.counts))
+        reasons = [{"source": source, **table} for source, table in manifest.counts["selection"].items()]
+        show_table(f"selection of {instances.name}", reasons, "Instances read, left out by reason, and left")
+        if overlaps := manifest.counts.get("contaminated"):
+            rows = [
+                {"source": source, "benchmark": name, "dialogues": count}
+                for source, found in overlaps.items()
+                for name, count in found.items()
+            ]
+            show_table(f"overlaps of {instances.name}", rows, "Dialogues that overlap with a benchmark, kept or not")
+            total = sum(row["dialogues"] for row in rows)
+            stage.warn(f"{total} overlaps of dialogues with benchmarks; see {out / CONTAMINATED}")
     return out
 
 

@@ -15,6 +15,9 @@ from awpo.data.settings import MixtureConfig
 from awpo.errors import UserError
 
 Cell = tuple[str, str]
+STRATA = ("1", "2-3", "4+")
+BIN_BITS = 12
+BINS = 2**BIN_BITS
 
 
 def stratum(steps: int) -> str:
@@ -56,10 +59,61 @@ def numbers_to_take(available: Mapping[Cell, int], config: MixtureConfig) -> dic
     return {cell: int(size * wanted[cell] + 1e-9) if cell in wanted else 0 for cell in available}
 
 
-def choose(cells: np.ndarray, ranks: np.ndarray, take: Sequence[int]) -> np.ndarray:
-    """Which dialogues are taken: of each cell (by number in `cells`) the `take[cell]` of lowest rank; -1 is none's."""
-    chosen = cells < 0
-    for cell, count in enumerate(take):
-        members = np.flatnonzero(cells == cell)
-        chosen[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
-    return chosen
+class Draw:
+    """Takes of each cell the dialogues of lowest rank, reading them three times but never all at once.
+
+    First all are counted (`count`), then, once it is known how many are taken (`cut`), the ranks near the cut are
+    gathered (`gather`); after that `taken` says of any which are. Cells are numbers from 0, -1 is none's and is left
+    out; ranks have 64 bits. Memory: BINS counters a cell, and about one in BINS of the ranks.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((0, BINS), "i8")
+
+    def count(self, cells: np.ndarray, ranks: np.ndarray) -> None:
+        """Counts dialogues."""
+        inside = cells >= 0
+        more = int(cells.max(initial=-1)) + 1 - len(self._counts)
+        if more > 0:
+            self._counts = np.concatenate([self._counts, np.zeros((more, BINS), "i8")])
+        np.add.at(self._counts, (cells[inside], _bin(ranks[inside])), 1)
+
+    def available(self) -> list[int]:
+        """The dialogues of each cell."""
+        return [int(count) for count in self._counts.sum(1)]
+
+    def cut(self, take: Sequence[int]) -> None:
+        """Says how many of each cell are taken."""
+        wanted = np.array(take, "i8")[:, None]
+        before = np.cumsum(self._counts, 1) - self._counts
+        # The bin in which the last one taken lies: all of earlier bins are taken, none of later ones.
+        self._bin = np.maximum((before < wanted).sum(1) - 1, 0)
+        self._rest = wanted[:, 0] - np.take_along_axis(before, self._bin[:, None], 1)[:, 0]
+        self._near: list[list[np.ndarray]] = [[] for _ in take]
+        self._last: list[tuple[int, int]] | None = None
+
+    def gather(self, cells: np.ndarray, ranks: np.ndarray) -> None:
+        """Notes the ranks on which the choice hangs."""
+        for cell, near in enumerate(self._near):
+            near.append(ranks[(cells == cell) & (_bin(ranks) == self._bin[cell])])
+
+    def taken(self, cells: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """Which of the dialogues are taken; of those of equal rank, the first that are asked for."""
+        if self._last is None:
+            self._last = []
+            for near, rest in zip(self._near, self._rest.tolist(), strict=True):
+                ordered = np.sort(np.concatenate([*near, np.zeros(0, "u8")]))[:rest]
+                last = ordered[-1] if len(ordered) else np.uint64(0)
+                self._last.append((int(last), int((ordered == last).sum())))
+        chosen = np.zeros(len(cells), bool)
+        for cell, (last, ties) in enumerate(self._last):
+            mine = cells == cell
+            chosen |= mine & ((_bin(ranks) < self._bin[cell]) | ((_bin(ranks) == self._bin[cell]) & (ranks < last)))
+            tied = np.flatnonzero(mine & (ranks == last))[:ties]
+            chosen[tied] = True
+            self._last[cell] = (last, ties - len(tied))
+        return chosen
+
+
+def _bin(ranks: np.ndarray) -> np.ndarray:
+    return (ranks >> np.uint64(64 - BIN_BITS)).astype("i8")

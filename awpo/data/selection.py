@@ -5,236 +5,257 @@ are too long go; of what is left in the training split a mixture is taken. Each 
 Near-duplicates are looked for in all splits, and one of the training split goes before one that is held out. The
 order of rows is that of the input; nothing but whole rows is left out.
 
-The input is read twice, a dialogue at a time. In memory lie about 40 bytes a dialogue, on disk what
-`near_duplicates` says.
+The input is read twice, in parts, by several processes (`select_work`): once to see what there is, once to write what
+stays. This process decides in between, part by part: what stays in its memory is some bytes for each near-duplicate.
+What is done is on disk, so that a run that was killed goes on where it was; the bytes of the result depend on input
+and config alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections import Counter
-from collections.abc import Iterator
-from itertools import groupby
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from awpo.artifacts import Manifest, input_identity, open_stage
-from awpo.data import mixture, store, strict_json
+from awpo.artifacts import Manifest, input_identity, open_stage, write_atomically
+from awpo.data import contamination, select_work, store
+from awpo.data.instance_parts import InstancePart, part_rows, plan_instance_parts, read_rows
+from awpo.data.part_processes import PartProcesses, default_workers
+from awpo.data.select_decisions import Decisions
+from awpo.data.select_work import SelectFiles
 from awpo.data.settings import SelectConfig
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 
-VERSION = 1
+VERSION = 2
 CONTAMINATED = "contaminated.jsonl"
-_WORK = ".select"
-ROWS_PER_REPORT = 2000
-ROWS_AT_ONCE = 64  # instances tokenised together
+FOLDER = ".select"
 
 
-class _Dialogue:
-    """The rows of one dialogue, in order."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-        last = rows[-1]
-        self.source, self.id, self.split, self.steps = last["source"], last["dialogue_id"], last["split"], last["steps"]
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The whole dialogue, in stored form."""
-        return [*json.loads(self.rows[-1]["prompt"]), json.loads(self.rows[-1]["target"])]
-
-    def key(self) -> int:
-        """63 bits by which near-duplicates are ordered: those of the training split come after all others."""
-        text = "\0".join((self.source, self.id, *(row["id"] for row in self.rows)))
-        bits = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 2
-        return bits | (self.split == "train") << 62
-
-
-def _dialogues(folders: list[Path]) -> Iterator[_Dialogue]:
-    for folder in folders:
-        for _, rows in groupby(store.iterate_rows(folder), key=lambda row: (row["source"], row["dialogue_id"])):
-            # Formats whose rows are steps of their own may hold several of one dialogue, one after another.
-            pending: list[dict[str, Any]] = []
-            for row in rows:
-                if pending and row["step"] <= pending[-1]["step"]:
-                    yield _Dialogue(pending)
-                    pending = []
-                pending.append(row)
-            yield _Dialogue(pending)
-
-
-def select_instances(folders: list[Path], out: Path, config: SelectConfig, *, progress: Progress = silent) -> Manifest:
-    """Writes what `config` leaves of the instances of `folders`, in their order, into `out`.
-
-    Counts: dialogues and instances read and left; near_duplicates and contaminated (by benchmark) by source; lengths,
-    a table by source; mixture, the dialogues taken by source and steps.
-    `contaminated.jsonl` lists each dialogue that overlaps with a benchmark. Raises UserError where a folder, a
-    benchmark or a tokenizer cannot be read, or nothing is left.
-    """
+def select_identity(folders: list[Path], config: SelectConfig) -> tuple[dict[str, str], dict[str, Any]]:
+    """The inputs and the config of the stage's manifest. Raises UserError for an input that is not there."""
     inputs = {f"instances {index}": input_identity(folder) for index, folder in enumerate(folders)}
     if config.decontamination is not None:
         for name, text in config.decontamination.benchmarks.items():
-            path = Path(text.path)
-            inputs[f"benchmark {name}"] = input_identity(path) if path.exists() else text.path
-    identity = {"select": VERSION, "store": store.VERSION, **config.model_dump(mode="json")}
+            if text.path == contamination.INSTALLED:
+                inputs[f"benchmark {name}"] = f"bfcl-eval {_version('bfcl-eval')}"
+            else:
+                inputs[f"benchmark {name}"] = input_identity(Path(text.path))
+    if config.lengths is not None:
+        from awpo.data.lengths import tokenizer_identity
+
+        inputs["tokenizer"] = tokenizer_identity(config.lengths)
+    return inputs, {"select": VERSION, "store": store.VERSION, **config.model_dump(mode="json")}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def select_instances(
+    folders: list[Path],
+    out: Path,
+    config: SelectConfig,
+    *,
+    progress: Progress = silent,
+    workers: int | None = None,
+) -> Manifest:
+    """Writes what `config` leaves of the instances of `folders`, in their order, into `out`.
+
+    Counts: dialogues and instances read and left; `selection`, by source the instances read, those left out by the
+    first reason that holds of `select_decisions.REASONS`, and those left, which add up; near_duplicates, the dialogues that go by source;
+    benchmark_questions and contaminated, the dialogues that overlap by source and benchmark, kept or not; lengths, a
+    table of tokens by source; mixture, the dialogues taken by source and steps.
+    `contaminated.jsonl` lists each dialogue that overlaps with a benchmark. Work is shared by `workers` processes, all
+    cores where none is named; what is small is done in this one. Raises UserError where a folder, a benchmark or a
+    tokenizer cannot be read, or nothing is left.
+    """
+    inputs, identity = select_identity(folders, config)
     with open_stage(out, "select", inputs, identity) as stage:
         if stage.finished:
             return stage.manifest
-        work = stage.folder / _WORK
-        shutil.rmtree(work, ignore_errors=True)
+        total = sum(store.count_instances(folder) for folder in folders)
+        parts = plan_instance_parts(folders, part_rows(total))
+        selection = _Selection(folders, parts, stage.folder, config, progress)
+        selection.begin()
         try:
-            counts = _Selection(folders, stage.folder, work, config, progress).run()
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            counts = selection.run(workers or default_workers())
+        except UserError:  # what has to be mended makes other work of it: there is nothing to go on from
+            shutil.rmtree(selection.work)
+            raise
+        shutil.rmtree(selection.work)
         return stage.finish(counts)
 
 
 class _Selection:
-    def __init__(self, folders: list[Path], out: Path, work: Path, config: SelectConfig, progress: Progress) -> None:
-        self.folders, self.out, self.work, self.config, self.progress = folders, out, work, config, progress
-        self.total = sum(store.count_instances(folder) for folder in folders)
-        self.counts: dict[str, Any] = {}
-        self.cells: dict[tuple[str, str], int] = {}
+    def __init__(
+        self, folders: list[Path], parts: list[InstancePart], out: Path, config: SelectConfig, progress: Progress
+    ) -> None:
+        self.folders, self.parts, self.out, self.config, self.progress = folders, parts, out, config, progress
+        self.work = out / FOLDER
+        self.total = sum(part.rows for part in parts)
+        self.known: list[dict[str, Any]] = []  # by part: its sources, dialogues and overlaps
 
-    def run(self) -> dict[str, Any]:
-        """Reads, decides, writes; returns the counts."""
-        keep, instances = self._decide()
-        split: Counter[str] = Counter()
-        source: Counter[str] = Counter()
+    def begin(self) -> None:
+        """Takes up unfinished work of the same plan, or begins anew."""
+        plan = {"parts": [part.to_json() for part in self.parts], "version": VERSION}
+        text = json.dumps(plan)
+        noted = self.work / "plan.json"
+        stale = [*self.work.glob("*.tmp*"), *self.out.glob(".instances-*.tmp")]
+        if not (noted.exists() and noted.read_text("utf-8") == text):
+            shutil.rmtree(self.work, ignore_errors=True)
+            stale = list(self.out.glob("*instances-*"))
+        for path in stale:
+            path.unlink(missing_ok=True)
+        self.work.mkdir(exist_ok=True)
+        write_atomically(noted, text)
 
-        def rows() -> Iterator[dict[str, Any]]:
-            at = done = 0
-            for index, dialogue in enumerate(_dialogues(self.folders)):
-                for row in dialogue.rows:
-                    if keep[index] and instances[at]:
-                        split[row["split"]] += 1
-                        source[row["source"]] += 1
-                        yield row
-                    at += 1
-                done = self._report(done, at, "instances written")
+    def run(self, workers: int) -> dict[str, Any]:
+        """Examines, decides, writes; returns the counts."""
+        self.config_text = self.config.model_dump_json()
+        processes = PartProcesses(workers, "awpo.data.select_work") if workers > 1 and len(self.parts) > 1 else None
+        try:
+            self._examine(processes)
+            same = self._near_duplicates(processes)
+            counts = Decisions(self.work, self.known, self.config, same).write()
+            self._write(processes)
+        finally:
+            if processes is not None:
+                processes.close()
+        return {**counts, **self._count()}
 
-        written = store.write_rows(self.out, rows())
-        if not written:
-            raise UserError("nothing is left of the instances; ask for less")
-        self.progress(self.total, self.total, "instances written")
-        return {
-            "dialogues_read": len(keep),
-            "instances_read": self.total,
-            "instances": written,
-            **self.counts,
-            "instances_by_split": dict(sorted(split.items())),
-            "instances_by_source": dict(sorted(source.items())),
+    def _do(
+        self, jobs: Iterable[tuple[dict[str, Any], str, int]], processes: PartProcesses | None, total: int, what: str
+    ) -> None:
+        """Does jobs (job, its name, its size), in processes or in this one."""
+        waiting: deque[tuple[Future[Any], int]] = deque()
+        done, start = 0, time.monotonic()
+
+        def settle(size: int) -> None:
+            nonlocal done
+            done += size
+            seconds = max(time.monotonic() - start, 1e-9)
+            left = seconds * (total - done) / max(done, 1)
+            self.progress(done, total, f"{what} · {done / seconds:,.0f}/s, {left:.0f} s left")
+
+        for job, name, size in jobs:
+            job = {**job, "folder": str(self.work), "config": self.config_text}
+            if processes is None:
+                select_work.work(job)
+                settle(size)
+                continue
+            waiting.append((processes.submit(job, name), size))
+            if len(waiting) >= 64:
+                waiting[0][0].result()
+            while waiting and waiting[0][0].done():
+                future, size = waiting.popleft()
+                future.result()
+                settle(size)
+        for future, size in waiting:
+            future.result()
+            settle(size)
+
+    def _examine(self, processes: PartProcesses | None) -> None:
+        files = [SelectFiles(self.work, part.number) for part in self.parts]
+        missing = [part for part in self.parts if not files[part.number].done.exists()]
+        jobs = (
+            ({"step": "examine", "part": part.to_json()}, f"examining part {part.number}", part.rows)
+            for part in missing
+        )
+        self._do(jobs, processes, sum(part.rows for part in missing), "instances examined")
+        self.known = [json.loads(part_files.done.read_text("utf-8")) for part_files in files]
+
+    def _near_duplicates(self, processes: PartProcesses | None) -> np.ndarray:
+        """The dialogues that are near-duplicates, by their number over all parts, in order."""
+        if self.config.near_duplicates is None:
+            return np.zeros(0, "i8")
+        from awpo.data.near_duplicates import buckets_of, duplicates_of
+
+        sizes = [known["dialogues"] for known in self.known]
+        buckets = buckets_of(sizes, self.config.near_duplicates)
+        paths = {bucket: select_work.pairs_file(self.work, bucket) for bucket in buckets}
+        missing = [bucket for bucket in buckets if not paths[bucket].exists()]
+        jobs = (({"step": "pairs", "bucket": bucket, "sizes": sizes}, f"bucket {bucket}", 1) for bucket in missing)
+        self._do(jobs, processes, len(missing), "buckets compared")
+        return duplicates_of(self.work, sizes, (np.load(path) for path in paths.values()))
+
+    # The result
+
+    def _write(self, processes: PartProcesses | None) -> None:
+        """Writes shards of as many parts as fill one, and the list of what overlaps with benchmarks."""
+        noted = _joined_metadata(self.folders)
+        groups: list[list[InstancePart]] = []
+        rows = store.ROWS_PER_SHARD
+        sizes: list[int] = []
+        for part in self.parts:
+            kept = int(np.load(SelectFiles(self.work, part.number).keep).sum())
+            if rows + kept > store.ROWS_PER_SHARD:
+                groups.append([])
+                sizes.append(0)
+                rows = 0
+            groups[-1].append(part)
+            sizes[-1] += part.rows
+            rows += kept
+        paths = [self.out / f"instances-{number:05d}.parquet" for number in range(len(groups))]
+        missing = [number for number, path in enumerate(paths) if not path.exists()]
+        jobs = (
+            (
+                {
+                    "step": "write",
+                    "path": str(paths[number]),
+                    "parts": [part.to_json() for part in groups[number]],
+                    "metadata": noted,
+                },
+                f"writing {paths[number].name}",
+                sizes[number],
+            )
+            for number in missing
+        )
+        self._do(jobs, processes, sum(sizes[number] for number in missing), "instances written")
+        if self.config.decontamination is not None:
+            with open(self.out / CONTAMINATED, "wb") as listed:
+                for part in self.parts:
+                    with open(SelectFiles(self.work, part.number).contaminated, "rb") as found:
+                        shutil.copyfileobj(found, listed)
+
+    def _count(self) -> dict[str, Any]:
+        """Counts of what was written, and of overlaps."""
+        counts: dict[str, Counter[str]] = {"split": Counter(), "source": Counter()}
+        for path in store.shard_paths(self.out):
+            for table in read_rows(InstancePart(0, ((str(path), 0, store.count_instances(path)),)), list(counts)):
+                for name, counter in counts.items():
+                    for item in pc.value_counts(table[name]).to_pylist():
+                        counter[item["values"]] += item["counts"]
+        found: dict[str, Any] = {
+            f"instances_by_{name}": dict(sorted(counter.items())) for name, counter in counts.items()
         }
-
-    def _report(self, before: int, at: int, what: str) -> int:
-        if at // ROWS_PER_REPORT != before // ROWS_PER_REPORT:
-            self.progress(at, self.total, what)
-        return at
-
-    def _decide(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which dialogues stay, and which instances of them."""
-        config = self.config
-        near = contamination = lengths = None
-        if config.near_duplicates is not None:
-            from awpo.data.near_duplicates import NearDuplicates
-
-            near = NearDuplicates(config.near_duplicates, self.work, self.total)
-        if config.decontamination is not None:
-            from awpo.data.contamination import Contamination
-
-            contamination = Contamination(config.decontamination)
-        if config.lengths is not None:
-            from awpo.data.lengths import Lengths
-
-            lengths = Lengths(config.lengths)
-        fits = np.ones(self.total, bool)
-        cells = np.full(self.total, -1, "i4")
-        ranks = np.zeros(self.total if config.mixture else 0, "u8")
-        gone = np.zeros(self.total, bool)
-        sources: list[str] = []
-        source_of = np.zeros(self.total, "i4")
-        overlaps: dict[str, Counter[str]] = {}
-        number = at = done = 0
-        pending: list[tuple[int, dict[str, Any]]] = []
-
-        def measure() -> None:
-            assert lengths is not None
-            found = lengths.fits([store.instance_of(row) for _, row in pending])
-            for (place, _), fitting in zip(pending, found, strict=True):
-                fits[place] = fitting
-            pending.clear()
-
-        with open(self.out / CONTAMINATED, "w", encoding="utf-8") if contamination else _nowhere() as listed:
-            for dialogue in _dialogues(self.folders):
-                messages = dialogue.messages() if near or contamination else []
-                if dialogue.source not in sources:
-                    sources.append(dialogue.source)
-                source_of[number] = sources.index(dialogue.source)
-                if near is not None:
-                    from awpo.data.near_duplicates import said_in
-
-                    near.add(said_in(messages), dialogue.key())
-                if contamination is not None:
-                    said = [message.get("content") or "" for message in messages if message["role"] == "user"]
-                    if names := contamination.find(said):
-                        overlaps.setdefault(dialogue.source, Counter()).update(names)
-                        line = {"dialogue": dialogue.id, "source": dialogue.source, "split": dialogue.split}
-                        listed.write(strict_json.dump({**line, "benchmarks": names}) + "\n")
-                        drop = config.decontamination is not None and config.decontamination.found == "drop"
-                        gone[number] = drop and dialogue.split == "train"
-                if lengths is not None:
-                    pending.extend((at + index, row) for index, row in enumerate(dialogue.rows))
-                    if len(pending) >= ROWS_AT_ONCE:
-                        measure()
-                if config.mixture is not None and dialogue.split == "train":
-                    cell = (dialogue.source, mixture.stratum(dialogue.steps))
-                    cells[number] = self.cells.setdefault(cell, len(self.cells))
-                    ranks[number] = mixture.rank(config.mixture.seed, f"{dialogue.source}\0{dialogue.id}")
-                number, at = number + 1, at + len(dialogue.rows)
-                done = self._report(done, at, "instances read")
-        if pending:
-            measure()
-        keep, cells, source_of = ~gone[:number], cells[:number], source_of[:number]
-        if near is not None:
-            same = near.duplicates()
-            keep &= ~same
-            found = np.bincount(source_of[same], minlength=len(sources)).tolist()
-            self.counts["near_duplicates"] = {name: count for name, count in zip(sources, found, strict=True) if count}
-        if contamination is not None:
-            self.counts["benchmark_questions"] = contamination.questions
-            self.counts["contaminated"] = {
-                name: dict(sorted(found.items())) for name, found in sorted(overlaps.items())
-            }
-        if lengths is not None:
-            table = {name: {**row, "up_to": dict(row["up_to"])} for name, row in sorted(lengths.table.items())}
-            self.counts["lengths"] = table
-        if config.mixture is not None:
-            self._mix(keep, cells, ranks[:number])
-        return keep, fits
-
-    def _mix(self, keep: np.ndarray, cells: np.ndarray, ranks: np.ndarray) -> None:
-        assert self.config.mixture is not None
-        left = np.where(keep, cells, -1)
-        available = {cell: int((left == number).sum()) for cell, number in self.cells.items()}
-        available = {cell: count for cell, count in available.items() if count}
-        take = mixture.numbers_to_take(available, self.config.mixture)
-        chosen = mixture.choose(left, ranks, [take.get(cell, 0) for cell in self.cells])
-        keep &= chosen
-        self.counts["mixture"] = {f"{source} · {steps}": count for (source, steps), count in sorted(take.items())}
+        if self.config.decontamination is not None:
+            found["benchmark_questions"] = self.known[0]["questions"]
+            overlaps: dict[str, Counter[str]] = {}
+            for known in self.known:
+                for source, names in known["overlaps"].items():
+                    overlaps.setdefault(source, Counter()).update(names)
+            found["contaminated"] = {source: dict(sorted(names.items())) for source, names in sorted(overlaps.items())}
+        return found
 
 
-class _nowhere:
-    """A file for those who list nothing."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def write(self, text: str) -> None:
-        return None
+def _joined_metadata(folders: list[Path]) -> dict[str, str]:
+    """What the folders' shards say of themselves, such as who wrote their rationales."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        for name, value in store.read_metadata(folder).items():
+            if value not in found.setdefault(name, []):
+                found[name].append(value)
+    return {name: " + ".join(values) for name, values in sorted(found.items())}

@@ -244,7 +244,7 @@ def _check_splits(splits: Collection[str]) -> None:
             )
 
 
-def _shards(path: Path) -> list[Path]:
+def shards_of(path: Path) -> list[Path]:
     """The shards of a folder, or the one that `path` is. Raises UserError where there is nothing finished."""
     if path.is_dir() and (path / IN_PROGRESS).exists() and not (path / MANIFEST).exists():
         raise UserError(f"{path} is the folder of an unfinished stage; run that stage again")
@@ -256,7 +256,7 @@ def _shards(path: Path) -> list[Path]:
 def count_instances(path: Path) -> int:
     """The number of instances of a folder or of one shard, without reading them. Errors: `iterate_instances`."""
     total = 0
-    for shard in _shards(path):
+    for shard in shards_of(path):
         with open_shard(shard) as file:
             total += file.metadata.num_rows
     return total
@@ -271,15 +271,10 @@ def iterate_instances(path: Path, splits: Collection[str] | None = None) -> Iter
     return _iterate(path, splits, instance_of)
 
 
-def iterate_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """`iterate_instances` of rows as they are stored: what need not be understood need not be parsed."""
-    return _iterate(path, None, dict)
-
-
 def _iterate(path: Path, splits: Collection[str] | None, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
     if splits is not None:
         _check_splits(splits)
-    for shard in _shards(path):
+    for shard in shards_of(path):
         with open_shard(shard) as file:
             number = 0
             try:

@@ -5,13 +5,15 @@ reading, normalising, checking, hashing and decomposing, in one process. With to
 tokenizer's own rate on the same texts. Schema checks, near-duplicates and the comparison with a benchmark are measured
 apart, each as its own cost.
 
-Each piece runs `ROUNDS` times in turn with the others and the median of its processor time counts: that of other
-processes on the machine is not in it, though their use of caches and memory is.
+Each piece runs `ROUNDS` times in turn with the others, forwards and backwards, and the median of its processor time
+counts: that of other processes on the machine is not in it, though their use of caches and memory is. What the pieces
+are given is frozen before, so that collecting garbage costs each only for what it makes itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
 import time
@@ -25,7 +27,7 @@ import pyarrow.parquet as pq
 
 from awpo.config import CorpusConfig
 from awpo.data import decompose, store
-from awpo.data.near_duplicates import NearDuplicates, said_in
+from awpo.data.near_duplicates import Sketches, buckets_of, duplicates_of, said_in, similar_pairs, write_part
 from awpo.data.rows import Rows
 from awpo.data.settings import (
     BenchmarkText,
@@ -34,7 +36,7 @@ from awpo.data.settings import (
     LengthConfig,
     NearDuplicatesConfig,
 )
-from awpo.data.sources import get_source, read_row
+from awpo.data.sources import detect, get_source, read_row
 from awpo.data.sources.base import Rejected
 from awpo.data.splits import split_of
 from awpo.embedded.corpus import DIALOGUES, write_corpus
@@ -45,8 +47,10 @@ ROUNDS = 5
 def measure(pieces: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """The median processor time of each piece, in seconds; the pieces take turns."""
     times: dict[str, list[float]] = {name: [] for name in pieces}
-    for _ in range(rounds):
-        for name, piece in pieces.items():
+    gc.collect()
+    gc.freeze()
+    for number in range(rounds):
+        for name, piece in list(pieces.items())[:: -1 if number % 2 else 1]:
             start = time.process_time()
             piece()
             times[name].append(time.process_time() - start)
@@ -65,7 +69,7 @@ def write_as_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, help="JSON lines in OpenAI's form; none: the embedded corpus")
+    parser.add_argument("--source", type=Path, help="JSON lines of any known format; none: the embedded corpus")
     parser.add_argument("--dialogues", type=int, default=4000, help="dialogues of the embedded corpus")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
@@ -79,7 +83,7 @@ def main() -> None:
 
 
 def run(source: Path, folder: Path, rounds: int) -> None:
-    reader, config = get_source("openai"), DecomposeConfig()
+    reader, config = get_source(detect(source)), DecomposeConfig()
     lines = source.read_bytes().splitlines()
     found = [decompose.examine(row, reader) for row in Rows(source)]
     examined = [item for item in found if not isinstance(item, Rejected)]
@@ -99,21 +103,36 @@ def run(source: Path, folder: Path, rounds: int) -> None:
             decompose.invalid_calls(item.dialogue)
 
     def near_duplicates() -> None:
-        with tempfile.TemporaryDirectory() as work:
-            near = NearDuplicates(NearDuplicatesConfig(), Path(work), len(examined))
-            for index, words in enumerate(said):
-                near.add(words, index)
-            near.duplicates()
+        config = NearDuplicatesConfig()
+        sketches, sizes = Sketches(config), [len(said)]
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            write_part(work, 0, [sketches.of(words) for words in said], range(len(said)), config)
+            duplicates_of(
+                work, sizes, (similar_pairs(work, sizes, bucket, config) for bucket in buckets_of(sizes, config))
+            )
+
+    def parse() -> None:
+        for line in lines:
+            orjson.loads(line)
+
+    def parse_strictly() -> None:
+        for _ in Rows(source):
+            pass
+
+    def normalise() -> None:
+        for row in Rows(source):
+            read_row(row, reader)
 
     last_rows = {row["dialogue_id"]: row for row in rows}
     messages = [[*orjson.loads(row["prompt"]), orjson.loads(row["target"])] for row in last_rows.values()]
     said = [said_in(found) for found in messages]
     asked = [[message["content"] or "" for message in found if message["role"] == "user"] for found in messages]
     pieces: dict[str, Callable[[], Any]] = {
-        "parse by orjson": lambda: [orjson.loads(line) for line in lines],
+        "parse by orjson": parse,
         "write as parquet": lambda: write_as_parquet(rows, folder / "floor.parquet"),
-        "parse strictly": lambda: list(Rows(source)),
-        "read and normalise": lambda: [read_row(row, reader) for row in Rows(source)],
+        "parse strictly": parse_strictly,
+        "read and normalise": normalise,
         "decompose, whole": whole,
         "schema checks": schema_checks,
         "near-duplicates": near_duplicates,
@@ -149,8 +168,8 @@ def contamination_piece(asked: list[list[str]]) -> dict[str, Callable[[], Any]]:
 def token_pieces(folder: Path, instances: list[Any]) -> dict[str, Callable[[], Any]]:
     """Token counts of instances, and the tokenizer alone on the same texts in batches of the same size."""
     from awpo.chat import render_prompt, render_target
-    from awpo.data.lengths import Lengths
-    from awpo.data.selection import ROWS_AT_ONCE
+    from awpo.data.lengths import Lengths, Segments
+    from awpo.data.select_work import ROWS_AT_ONCE
     from awpo.embedded.tokenizer import train_tokenizer
 
     some = instances[:1000]
@@ -160,11 +179,17 @@ def token_pieces(folder: Path, instances: list[Any]) -> dict[str, Callable[[], A
     texts = [render_prompt(tokenizer, item) + render_target(item.target, item.rationale) for item in some]
     batches = range(0, len(some), ROWS_AT_ONCE)
     backend = tokenizer.backend_tokenizer
+
+    def count() -> None:
+        lengths.segments = Segments.of(tokenizer)  # nothing is known from an earlier round
+        for at in batches:
+            lengths.count(some[at : at + ROWS_AT_ONCE])
+
     return {
         "tokenizer alone": lambda: [
             backend.encode_batch(texts[at : at + ROWS_AT_ONCE], add_special_tokens=False) for at in batches
         ],
-        "token counts": lambda: [lengths.count(some[at : at + ROWS_AT_ONCE]) for at in batches],
+        "token counts": count,
     }
 
 

@@ -12,8 +12,8 @@ import pytest
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig, RationaleConfig
 from awpo.data import sources
-from awpo.data.settings import DecomposeConfig
-from tasks.data import decompose, write_corpus, write_rationales
+from awpo.data.settings import DecomposeConfig, MixtureConfig, NearDuplicatesConfig, SelectConfig
+from tasks.data import decompose, select, write_corpus, write_rationales
 from tasks.tracking import RunFile, Tracking
 
 CORPUS = CorpusConfig(train_dialogues=20, validation_dialogues=4, test_dialogues=4)
@@ -34,9 +34,14 @@ def fingerprint(folder: Path) -> str:
 def test_a_run_is_known_by_the_fingerprint_of_the_manifest(tracking: Tracking, tmp_path: Path) -> None:
     source = write_corpus.fn(tmp_path / "corpus", CORPUS, tracking)
     instances = decompose.fn(source, tmp_path / "instances", "auto", DecomposeConfig(), tracking)
-    written = write_rationales.fn(instances, tmp_path / "rationales", RationaleConfig(), tracking)
-    for folder in (source.parent, instances, written):
+    config = SelectConfig(near_duplicates=NearDuplicatesConfig(), mixture=MixtureConfig(dialogues=10))
+    selected = select.fn(instances, tmp_path / "selected", config, tracking)
+    written = write_rationales.fn(selected, tmp_path / "rationales", RationaleConfig(), tracking)
+    for folder in (source.parent, instances, selected, written):
         assert run_file(folder).work == fingerprint(folder), folder.name
+    metrics = tracking.client().get_run(run_file(selected).run_id).data.metrics
+    reasons = [metrics[f"selection.embedded.{reason}"] for reason in ("near-duplicate", "mixture", "left")]
+    assert metrics["selection.embedded.read"] == metrics["instances_read"] == sum(reasons)
 
 
 def test_a_newer_reader_is_other_work_for_both(

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from awpo.artifacts import open_stage
 from awpo.data import near_duplicates
 from awpo.data.contamination import Contamination, asked_in
-from awpo.data.mixture import choose, numbers_to_take, stratum
-from awpo.data.near_duplicates import NearDuplicates, bands_for, words_of
+from awpo.data.mixture import Draw, numbers_to_take, stratum
+from awpo.data.near_duplicates import (
+    Sketches,
+    bands_for,
+    buckets_of,
+    duplicates_of,
+    similar_pairs,
+    words_of,
+    write_part,
+)
 from awpo.data.selection import select_instances
 from awpo.data.settings import (
     BenchmarkText,
@@ -38,12 +46,19 @@ def jaccard(one: list[str], other: list[str], size: int = 3) -> float:
     return len(first & second) / len(first | second)
 
 
-def grouped(texts: dict[int, list[str]], folder: Path, **changes: Any) -> set[int]:
-    """The keys of those that stay."""
-    near = NearDuplicates(NearDuplicatesConfig(**changes), folder, len(texts))
-    for key, words in texts.items():
-        near.add(words, key)
-    return set(itertools.compress(texts, ~near.duplicates()))
+def grouped(texts: dict[int, list[str]], folder: Path, cuts: list[int] | None = None, **changes: Any) -> set[int]:
+    """The keys of those that stay; the texts are cut into parts at `cuts`."""
+    folder.mkdir()
+    config, items = NearDuplicatesConfig(**changes), list(texts.items())
+    sketches = Sketches(config)
+    bounds = [0, *(cuts or []), len(items)]
+    for part, (start, end) in enumerate(itertools.pairwise(bounds)):
+        inside = items[start:end]
+        write_part(folder, part, [sketches.of(words) for _, words in inside], [key for key, _ in inside], config)
+    sizes = np.diff(bounds).tolist()
+    pairs = [similar_pairs(folder, sizes, bucket, config) for bucket in buckets_of(sizes, config)]
+    gone = set(duplicates_of(folder, sizes, pairs).tolist())
+    return {key for index, key in enumerate(texts) if index not in gone}
 
 
 def test_near_duplicates_are_found_whatever_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +75,34 @@ def test_near_duplicates_are_found_whatever_the_order(tmp_path: Path, monkeypatc
         texts[3000 + number] = far
     expected = {key for key in texts if not 2000 <= key < 3000}
     assert grouped(texts, tmp_path / "a") == expected
-    shuffled = list(texts.items())
-    draw.shuffle(shuffled)
-    monkeypatch.setattr(near_duplicates, "BUFFER", 7)
-    monkeypatch.setattr(near_duplicates, "BUCKET_RECORDS", 20)  # many small files
-    assert grouped(dict(shuffled), tmp_path / "b") == expected
-    assert grouped(dict(shuffled), tmp_path / "c", seed=5) == expected
-    assert grouped(texts, tmp_path / "d", threshold=1.0) == set(texts)
+    assert grouped(texts, tmp_path / "seed", seed=5) == expected
+    assert grouped(texts, tmp_path / "exact", threshold=1.0) == set(texts)
+    monkeypatch.setattr(near_duplicates, "BUCKET_RECORDS", 20)  # many small buckets
+    monkeypatch.setattr(near_duplicates, "PAIRS_AT_ONCE", 3)
+    for number in range(6):
+        shuffled = list(texts.items())
+        draw.shuffle(shuffled)
+        cuts = sorted(draw.sample(range(len(texts) + 1), number))
+        assert grouped(dict(shuffled), tmp_path / str(number), cuts) == expected
+
+
+def test_groups_hang_together_by_pairs_whatever_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains in which each text is like the next, and the last not like the first: what is joined is the same."""
+    draw = random.Random(2)
+    texts: dict[int, list[str]] = {}
+    for chain in range(12):
+        words = draw.choices(WORDS, k=120)
+        for link in range(8):
+            words = [*words[: link * 8], "link", str(link), *words[link * 8 + 2 :]]
+            texts[draw.randrange(2**62)] = words
+        assert jaccard(words, list(texts.values())[chain * 8]) < 0.8
+    monkeypatch.setattr(near_duplicates, "BUCKET_RECORDS", 16)
+    expected = grouped(texts, tmp_path / "first")
+    assert 12 <= len(expected) < 60
+    for number in range(8):
+        shuffled = list(texts.items())
+        draw.shuffle(shuffled)
+        assert grouped(dict(shuffled), tmp_path / str(number), [number * 11]) == expected
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
@@ -147,14 +183,29 @@ def test_shares_are_those_asked_for() -> None:
         numbers_to_take(available, MixtureConfig(steps={"2-3": 1}))
 
 
-@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 9)), max_size=30))
-def test_the_lowest_ranks_are_taken(pairs: list[tuple[int, int]]) -> None:
-    cells, ranks = np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], int)
-    taken = choose(cells, ranks, [1, 2, 0, 50])
-    for cell, count in enumerate([1, 2, 0, 50]):
+ranks_of_cells = st.lists(
+    st.tuples(st.integers(-1, 3), st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1))), max_size=30
+)
+
+
+@given(st.lists(ranks_of_cells, min_size=1, max_size=3), st.lists(st.integers(0, 40), min_size=4, max_size=4))
+def test_the_lowest_ranks_are_taken(parts: list[list[tuple[int, int]]], take: list[int]) -> None:
+    arrays = [(np.array([p[0] for p in part], "i8"), np.array([p[1] for p in part], "u8")) for part in parts]
+    draw = Draw()
+    for cells, ranks in arrays:
+        draw.count(cells, ranks)
+    available = draw.available()
+    draw.cut(take[: len(available)])
+    for cells, ranks in arrays:
+        draw.gather(cells, ranks)
+    taken = [draw.taken(cells, ranks) for cells, ranks in arrays]
+    pairs = [pair for part in parts for pair in part]
+    chosen = [pair for part, mask in zip(parts, taken, strict=True) for pair in itertools.compress(part, mask)]
+    for cell, count in enumerate(take):
         inside = sorted(rank for own, rank in pairs if own == cell)
-        assert sorted(ranks[taken & (cells == cell)].tolist()) == inside[:count]
-    assert taken[cells == -1].all()
+        assert len(inside) == (available[cell] if cell < len(available) else 0)
+        assert sorted(rank for own, rank in chosen if own == cell) == inside[:count]
+    assert all(cell >= 0 for cell, _ in chosen)
 
 
 TOOLS = (Tool("f", "", {"type": "object", "properties": {}}),)
@@ -231,6 +282,50 @@ def test_words() -> None:
     assert words_of("Don't  stop, É-1!") == ["don", "t", "stop", "é", "1"]
 
 
+def test_segments_have_the_tokens_of_the_whole(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from awpo.chat import render_prompt, render_target
+    from awpo.data import lengths
+    from awpo.data.inspect import read_any
+    from awpo.embedded.tokenizer import train_tokenizer
+
+    found = read_any(shared_data / "glaive" / "glaive_first200.json")
+    instances = [item for item in found if isinstance(item, Instance)][:250]
+    tokenizer = train_tokenizer(instances)
+    texts = [render_prompt(tokenizer, item) + render_target(item.target, item.rationale) for item in instances]
+    texts += [
+        "",
+        "<|im_end|>",
+        "a<|im_start|><|im_start|> b",
+        "<|im_start",
+        "<think> no <|im_end|> \n",
+        "é\u0301 \U0001f600",
+    ]
+    wanted = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    for kept in (lengths.CHARACTERS_KEPT, 0):
+        monkeypatch.setattr(lengths, "CHARACTERS_KEPT", kept)
+        segments = lengths.Segments.of(tokenizer)
+        assert segments is not None
+        for at in range(0, len(texts), 9):
+            assert segments.count(texts[at : at + 9]) == wanted[at : at + 9]
+
+
+def test_segments_are_not_counted_apart_where_they_are_not_independent() -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from awpo.data.lengths import Segments
+
+    for strips, splitter, apart in (
+        (False, pre_tokenizers.ByteLevel(), True),
+        (True, pre_tokenizers.ByteLevel(), False),
+        (False, pre_tokenizers.Metaspace(), False),
+    ):
+        backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+        backend.pre_tokenizer = splitter
+        backend.add_special_tokens([AddedToken("<s>", lstrip=strips, normalized=False)])
+        assert (Segments.of(PreTrainedTokenizerFast(tokenizer_object=backend)) is not None) == apart
+
+
 def test_instances_that_are_too_long_go(tmp_path: Path) -> None:
     from awpo.chat import render_prompt, render_target
     from awpo.data.settings import LengthConfig
@@ -259,3 +354,12 @@ def test_instances_that_are_too_long_go(tmp_path: Path) -> None:
     assert sum(table["a"]["up_to"].values()) == table["a"]["instances"] == 12
     with pytest.raises(UserError, match="is no folder"):
         select_instances([folder], tmp_path / "no", SelectConfig(lengths=LengthConfig(tokenizer="nowhere")))
+    none = SelectConfig(lengths=LengthConfig(tokenizer=str(tmp_path / "tokenizer"), most=1))
+    with pytest.raises(UserError, match="nothing is left"):
+        select_instances([folder], tmp_path / "none", none)
+    assert not (tmp_path / "none").exists()
+    # A tokenizer that has changed asks for other work.
+    tokenizer.chat_template += " some more words"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    again = select_instances([folder], tmp_path / "out", config)
+    assert again.counts["lengths"]["a"]["tokens"] > table["a"]["tokens"]
