@@ -16,7 +16,8 @@ from awpo.config import (
     RationaleConfig,
     SftConfig,
 )
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
+from awpo.data.sources import FORMATS
 from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
@@ -32,12 +33,13 @@ POLICY_METHODS = tuple(name for name, method in METHODS.items() if method.trains
 if TYPE_CHECKING:
     MethodName = str
     ModelName = str
+    SourceFormat = str
 else:
     MethodName = Literal[POLICY_METHODS]
     ModelName = Literal[tuple(preset_names())]
+    SourceFormat = Literal[("auto", *FORMATS)]
 
 Init = Literal["base", "sft"]
-SourceFormat = str
 
 
 def check_policy_method(name: str) -> str:
@@ -57,6 +59,7 @@ class PipelineSettings(Settings):
     decomposition: DecomposeConfig = Field(
         default_factory=DecomposeConfig, description="How dialogues become instances"
     )
+    selection: SelectConfig = Field(default_factory=SelectConfig, description="What is taken of the instances")
     model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
     methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
     init: Init = Field("sft", description="Where policy training starts")

@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
+from awpo.data.settings import SelectConfig
 from awpo.data.store import iterate_instances
 from awpo.errors import UserError
 from awpo.methods import get_method
@@ -20,7 +21,7 @@ from awpo.models import resolve_model
 from flows.environment import set_hub_offline
 from flows.parameters import PipelineSettings
 from tasks.comparison import Subject, compare, write_report
-from tasks.data import decompose, write_corpus, write_rationales
+from tasks.data import decompose, select, write_corpus, write_rationales
 from tasks.evaluation import evaluate, measure_pass_at_k
 from tasks.layout import Cell, Layout
 from tasks.model import build_model
@@ -91,9 +92,11 @@ class Settled:
 
 
 def prepare_instances(layout: Layout, settings: PipelineSettings, tracking: Tracking) -> Path:
-    """Source or embedded corpus -> instances -> rationales; returns the folder of instances with rationales."""
+    """Source or embedded corpus -> instances -> those selected -> rationales; returns the folder of instances with rationales."""
     source = Path(settings.data) if settings.data else write_corpus(layout.corpus, settings.corpus, tracking)
     instances = decompose(source, layout.instances, settings.format, settings.decomposition, tracking)
+    if settings.selection != SelectConfig():
+        instances = select(instances, layout.selected, settings.selection, tracking)
     return write_rationales(instances, layout.rationales, settings.rationales, tracking)
 
 

@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import (
     AT_ONCE,
@@ -43,6 +43,7 @@ def pipeline(
     data: str | None = None,
     format: str = "auto",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     model: ModelName | str = DEMO.model,
     methods: list[MethodName] = DEMO_METHODS,
     init: Init = DEMO.init,
@@ -60,6 +61,7 @@ def pipeline(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         decomposition: How dialogues become instances
+        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         model: Starting model: a preset's name, or the folder of a checkpoint
         methods: Methods to train by; the base model and SFT are evaluated beside them
         init: Where policy training starts: from the base model or from SFT
@@ -74,6 +76,7 @@ def pipeline(
         data=data,
         format=format,
         decomposition=decomposition,
+        selection=selection,
         model=model,
         methods=tuple(methods),
         init=init,

@@ -13,7 +13,7 @@ from prefect import flow
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from flows.parameters import read_pipeline
+from flows.parameters import SourceFormat, read_pipeline
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, select, write_corpus
 from tasks.layout import Layout
@@ -26,7 +26,7 @@ QUICK = read_pipeline("quick")
 def prepare_data(
     out: str = "runs/data",
     source: str | None = None,
-    format: str = "auto",
+    format: SourceFormat = "auto",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     corpus: CorpusConfig = QUICK.corpus,
@@ -53,7 +53,7 @@ def prepare_data(
         where = Path(source) if source else write_corpus(layout.corpus, corpus, tracking)
         instances = decompose(where, layout.instances, format, decomposition, tracking)
         if selection != SelectConfig():
-            instances = select(instances, layout.instances.with_name("selected"), selection, tracking)
+            instances = select(instances, layout.selected, selection, tracking)
         manifest = read_manifest(instances)
     return {"folder": str(instances), "run_id": run.run_id, **(manifest.counts if manifest else {})}
 

@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import (
     AT_ONCE,
@@ -52,6 +52,7 @@ def sweep(
     data: str | None = None,
     format: str = "auto",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     init: Init = "sft",
     corpus: CorpusConfig = QUICK.corpus,
     rationales: RationaleConfig = QUICK.rationales,
@@ -69,6 +70,7 @@ def sweep(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         decomposition: How dialogues become instances
+        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         init: Where policy training starts: from the base model or from SFT
         corpus: The embedded corpus, where no data are given
         rationales: Who writes the reference rationales
@@ -80,6 +82,7 @@ def sweep(
         data=data,
         format=format,
         decomposition=decomposition,
+        selection=selection,
         methods=tuple(methods),
         init=init,
         corpus=corpus,

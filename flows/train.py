@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
-from awpo.data.settings import DecomposeConfig
+from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
 from flows.pieces import AT_ONCE
 from flows.pipeline import run_pipeline
@@ -31,6 +31,7 @@ def train(
     data: str | None = None,
     format: str = "auto",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     model: ModelName | str = QUICK.model,
     method: MethodName = "awpo",
     init: Init = "sft",
@@ -48,6 +49,7 @@ def train(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         decomposition: How dialogues become instances
+        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         model: Starting model: a preset's name, or the folder of a checkpoint
         method: Method to train by
         init: Where policy training starts: from the base model or from SFT
@@ -62,6 +64,7 @@ def train(
         data=data,
         format=format,
         decomposition=decomposition,
+        selection=selection,
         model=model,
         methods=(method,),
         init=init,

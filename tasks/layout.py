@@ -27,6 +27,10 @@ class Layout:
         return self.out / "data" / "instances"
 
     @property
+    def selected(self) -> Path:
+        return self.out / "data" / "selected"
+
+    @property
     def rationales(self) -> Path:
         return self.out / "data" / "rationales"
 

@@ -59,7 +59,9 @@ def test_every_field_of_the_form_says_what_it_is(name: str, monkeypatch: pytest.
         assert value.get("description"), f"{key} of {name} has no description in the form"
 
 
-@pytest.mark.parametrize(("name", "key"), [("train", "method"), ("train", "init"), ("pipeline", "init")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("train", "method"), ("train", "init"), ("pipeline", "init"), ("prepare-data", "format")]
+)
 def test_choices_are_lists_in_the_form(name: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = load(name, monkeypatch).parameters.properties[key]
     assert len(found["enum"]) >= 2

@@ -117,6 +117,22 @@ def test_a_study_is_the_same_as_before_where_nothing_of_decomposition_is_set() -
     assert changed.pipeline(0).decomposition.invalid_calls == "drop"
 
 
+def test_what_is_taken_of_instances_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tasks.data
+    from flows import pieces
+
+    asked = []
+    for name in ("write_corpus", "decompose", "select", "write_rationales"):
+        task = getattr(tasks.data, name)
+        monkeypatch.setattr(pieces, name, lambda *given, task=task: asked.append(task.name) or Path(task.name))
+    file = tmp_path / "mine.yaml"
+    file.write_text("selection: {near_duplicates: {threshold: 0.9}}\n")
+    pieces.prepare_instances(Layout(tmp_path), read_pipeline(str(file)), None)  # type: ignore[arg-type]
+    pieces.prepare_instances(Layout(tmp_path), read_pipeline("demo"), None)  # type: ignore[arg-type]
+    assert asked == ["corpus", "decompose", "select", "rationales", "corpus", "decompose", "rationales"]
+    assert "selection" not in StudySettings().common(), "finished cells of studies would all be asked for anew"
+
+
 def test_what_would_fail_late_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="grpo more than once"):
         PipelineSettings.read({"methods": ["grpo", "awpo", "grpo"]}, "x")
