@@ -233,7 +233,7 @@ def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -
             log.warning("policy training uses no dropout: lora.dropout is for supervised fine-tuning alone")
         resume = where_to_resume(out, stage, log, config.steps)
         if processes.is_main_process:
-            drop_samples_from(out / SAMPLES, step_of(resume))
+            drop_samples_from(out / SAMPLES, step_of(resume) + 1)
         trainer = PolicyTrainer(
             model=policy,
             processing_class=tokenizer,
