@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -42,6 +42,9 @@ bench-endpoint: $(READY) ## Judging over a slow endpoint against the ideal; a qu
 
 bench-data: $(READY) ## What preparing data costs, against parsing and writing alone; some minutes
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python tests/benchmarks/bench_data.py
+
+soak-data: $(READY) ## A million dialogues: does memory stay the same, is a killed run the same? Half an hour, 12 GB
+	$(BIN)/python tests/benchmarks/soak_data.py
 
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve
