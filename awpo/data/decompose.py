@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,8 +38,11 @@ INVALID = "a call that does not fit its schema"
 ROWS_PER_REPORT = 500
 
 
-def _merge_steps(messages: tuple[Message, ...]) -> list[Message]:
+def _merge_steps(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Joins assistant messages that are one step written as several: text, then calls; or call after call."""
+    roles = [message.role for message in messages]
+    if not any(one == other == "assistant" for one, other in pairwise(roles)):
+        return messages
     merged: list[Message] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -49,7 +53,7 @@ def _merge_steps(messages: tuple[Message, ...]) -> list[Message]:
             raise RowError("two replies in a row", f"message {len(merged)}")
         thoughts = [thought for thought in (last.thought, message.thought) if thought]
         merged[-1] = replace(last, tool_calls=last.tool_calls + message.tool_calls, thought="\n".join(thoughts) or None)
-    return merged
+    return tuple(merged)
 
 
 def check_dialogue(dialogue: Dialogue) -> Dialogue:
@@ -64,34 +68,33 @@ def check_dialogue(dialogue: Dialogue) -> Dialogue:
     open_calls = results = 0
     begun = asked = stepped = False
     for index, message in enumerate(messages):
-        where = f"message {index}"
         if message.role == "tool":
             results += 1
             if results > open_calls:
-                raise RowError("a tool result without a call", where)
+                raise RowError("a tool result without a call", f"message {index}")
             continue
         if open_calls and not results:
-            raise RowError("a call without a result", where)
+            raise RowError("a call without a result", f"message {index}")
         open_calls = results = 0
         if message.role == "system":
             if begun:
-                raise RowError("a system message in the middle", where)
+                raise RowError("a system message in the middle", f"message {index}")
             continue
         begun = True
         if message.role == "user":
             asked = True
             continue
         if not asked:
-            raise RowError("an assistant step before any user message", where)
+            raise RowError("an assistant step before any user message", f"message {index}")
         if not message.tool_calls and not (message.content or "").strip():
-            raise RowError("an empty assistant step", where)
+            raise RowError("an empty assistant step", f"message {index}")
         for call in message.tool_calls:
             if call.name not in offered:
-                raise RowError("a call of a tool that is not offered", f"{where}: {call.name!r:.80}")
+                raise RowError("a call of a tool that is not offered", f"message {index}: {call.name!r:.80}")
         open_calls, stepped = len(message.tool_calls), True
     if not stepped:
         raise RowError("no assistant step")
-    return replace(dialogue, messages=tuple(messages))
+    return dialogue if messages is dialogue.messages else replace(dialogue, messages=messages)
 
 
 def decompose(dialogue: Dialogue, *, last_step_only: bool = False) -> list[Instance]:
@@ -186,16 +189,15 @@ def unusable(row: Row, found: Examined) -> Rejected:
 
 def cut_rows(texts: Texts, split: Split, reader: Source, config: DecomposeConfig) -> list[dict[str, Any]]:
     """The rows of a dialogue's instances, masked where that is asked for. Raises UserError where no file can hold them."""
-    dialogue = texts.of if texts.of.split == split else replace(texts.of, split=split)
-    texts = texts.with_split(dialogue)
     if config.masking is not None and split == "train":
-        dialogue = mask_dialogue(dialogue, config.masking, last_step_only=reader.last_step_only)
-        texts = Texts(dialogue)
+        dialogue = replace(texts.of, split=split)
+        texts = Texts(mask_dialogue(dialogue, config.masking, last_step_only=reader.last_step_only))
     try:
-        return dialogue_rows(texts, reader.last_step_only)
+        return dialogue_rows(texts, split, reader.last_step_only)
     except ValueError:
         # The slow way says of which instance it is.
-        return [store.instance_row(instance) for instance in _cut(dialogue, reader.last_step_only)]
+        cut = _cut(replace(texts.of, split=split), reader.last_step_only)
+        return [store.instance_row(instance) for instance in cut]
 
 
 def decompose_identity(source: Path, format: str, config: DecomposeConfig) -> tuple[dict[str, str], dict[str, Any]]:
@@ -275,8 +277,7 @@ def _decompose_rows(rows: Rows, folder: Path, reader: Source, config: DecomposeC
         def instance_rows() -> Iterator[dict[str, Any]]:
             for dialogue in assign_splits(usable()):
                 assert dialogue.split is not None
-                known = texts.pop(id(dialogue.messages)).with_split(dialogue)
-                cut = cut_rows(known, dialogue.split, reader, config)
+                cut = cut_rows(texts.pop(id(dialogue.messages)), dialogue.split, reader, config)
                 tally.add(cut, masked=config.masking is not None)
                 yield from cut
 

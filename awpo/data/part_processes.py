@@ -7,6 +7,7 @@ ends; it dies with the process that started it.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -103,6 +104,9 @@ class PartProcesses:
 def serve(work: Callable[[dict[str, Any]], Any]) -> None:
     """Answers what is asked on standard input by `work`, until it ends."""
     _end_with_parent()
+    # What is loaded stays, and what the work makes has no cycles: the collector need not look at it all the time.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints is no answer
     for line in sys.stdin:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from typing import Any
 
+_own = threading.local()  # a decoder notes faults: each thread has its own, as making one takes longer than most texts
 _SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -82,7 +84,10 @@ def depth(value: Any) -> int:
 def parse(text: str) -> Any:
     """The JSON value that `text` holds. Raises ValueError, with the reason, where it is not one or not sound."""
     stripped = text.strip(" \t\r\n")
-    value, end, fault = StrictDecoder().raw_decode(stripped)
+    decoder = getattr(_own, "decoder", None)
+    if decoder is None:
+        decoder = _own.decoder = StrictDecoder()
+    value, end, fault = decoder.raw_decode(stripped)
     if fault:
         raise ValueError(fault)
     if end != len(stripped):

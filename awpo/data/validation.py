@@ -47,7 +47,57 @@ def call_faults(call: ToolCall, tool: Tool) -> Iterator[Fault]:
 
 def first_fault(call: ToolCall, tool: Tool) -> Fault | None:
     """The first of `call_faults`, None where the call fits."""
+    if _fits_plainly(call.arguments, tool.parameters):
+        return None
     return next(call_faults(call, tool), None)
+
+
+_TYPES: dict[str, frozenset[type]] = {
+    "string": frozenset({str}),
+    "integer": frozenset({int}),
+    "number": frozenset({int, float}),
+    "boolean": frozenset({bool}),
+    "object": frozenset({dict}),
+    "array": frozenset({list}),
+    "null": frozenset({type(None)}),
+}
+_PLAIN = frozenset(
+    (
+        "type",
+        "description",
+        "title",
+        "default",
+        "format",
+        "example",
+        "examples",
+        "enum",
+        "items",
+        "properties",
+        "required",
+    )
+)
+
+
+def _fits_plainly(value: Any, schema: Any) -> bool:
+    """Whether a value fits for sure; false where that takes the rules of `call_faults`, which cost several times more.
+
+    Of a schema with other keys than those most sources use nothing is said here, nor of a value that is of its type
+    in a wider sense only, as 1.0 is an integer.
+    """
+    if type(schema) is not dict or type(word := schema.get("type")) is not str:
+        return False
+    if type(value) not in _TYPES.get(word, ()) or not schema.keys() <= _PLAIN:
+        return False
+    if "enum" in schema and not (type(value) is str and type(schema["enum"]) is list and value in schema["enum"]):
+        return False
+    if type(value) is list:
+        return "items" not in schema or all(_fits_plainly(item, schema["items"]) for item in value)
+    if type(value) is not dict:
+        return True
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if type(properties) is not dict or type(required) is not list or not all(name in value for name in required):
+        return False
+    return all(name in properties and _fits_plainly(part, properties[name]) for name, part in value.items())
 
 
 def schema_allows(value: Any, schema: Any) -> bool:

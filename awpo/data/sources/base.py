@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from awpo.chat import DEEPEST_VALUE
@@ -239,11 +240,19 @@ def _read_tool(value: Any, where: str) -> Tool:
 
 def read_tools(value: Any) -> tuple[Tool, ...]:
     """The tools of a row: a list of them, such a list as JSON text, or nothing. Raises RowError."""
-    if isinstance(value, str):
-        try:
-            value = read_value(value) if value.strip() else []
-        except ValueError as error:
-            raise RowError("the list of tools is not JSON", str(error)) from None
+    return _read_tools_text(value) if isinstance(value, str) else _read_tools(value)
+
+
+@lru_cache(maxsize=1024)  # dialogues that offer the same tools have the same text
+def _read_tools_text(text: str) -> tuple[Tool, ...]:
+    try:
+        value = read_value(text) if text.strip() else []
+    except ValueError as error:
+        raise RowError("the list of tools is not JSON", str(error)) from None
+    return _read_tools(value)
+
+
+def _read_tools(value: Any) -> tuple[Tool, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):

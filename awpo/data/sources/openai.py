@@ -64,8 +64,7 @@ def _message(value: Any, where: str, names: dict[str, str]) -> Message:
     role = _ROLES.get(str(value.get("role"))) if isinstance(value, Mapping) else None
     if role is None:
         raise RowError("unknown role", f"{where}: {value.get('role') if isinstance(value, Mapping) else value!r}"[:120])
-    unread = [key for key, held in value.items() if held and key not in _KNOWN]
-    if unread:
+    if not value.keys() <= _KNOWN and (unread := [key for key, held in value.items() if held and key not in _KNOWN]):
         raise RowError("a message key that is not read", f"{where}: {', '.join(unread)}")
     content = _content(value.get("content"), role, where)
     calls = _calls(value.get("tool_calls"), where, names)

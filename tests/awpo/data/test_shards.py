@@ -11,26 +11,31 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, read_manifest
-from awpo.data import parts, splits
+from awpo.data import parts, splits, strict_json
 from awpo.data.decompose import decompose, decompose_source, examine, rate_and_rest
-from awpo.data.instance_rows import dialogue_rows
+from awpo.data.instance_rows import _message_texts, dialogue_rows
 from awpo.data.parts import plan_parts, read_segment
 from awpo.data.rows import Row, Rows, line_rows
 from awpo.data.settings import DecomposeConfig, MaskingConfig
 from awpo.data.shards import HashSet
 from awpo.data.sources import Rejected, get_source
 from awpo.data.sources.base import dialogue_hash, read_tool
-from awpo.data.store import instance_row, read_instances
+from awpo.data.splits import split_of
+from awpo.data.store import instance_row, message_to_json, read_instances
 from awpo.errors import UserError
+from awpo.types import Message, Role, ToolCall, canonical_json
 
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
@@ -231,9 +236,44 @@ def test_rows_of_instances_are_those_of_the_store(shared_data: Path) -> None:
             dialogue = found.dialogue
             assert found.content == dialogue_hash(dialogue.tools, dialogue.messages)
             slow = [instance_row(instance) for instance in decompose(dialogue, last_step_only=reader.last_step_only)]
-            assert dialogue_rows(found.texts, reader.last_step_only) == slow
+            assert dialogue_rows(found.texts, dialogue.split or split_of(dialogue.id), reader.last_step_only) == slow
             compared += len(slow)
     assert compared > 700
+
+
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=3),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4)),
+        lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+        max_leaves=4,
+    ),
+    max_size=4,
+)
+
+
+@given(
+    role=st.sampled_from(get_args(Role)),
+    content=st.none() | st.text(max_size=5) | st.sampled_from(["", "\ud800", '\x00\x1f\x7f\u2028"\\/']),
+    calls=st.lists(st.builds(ToolCall, st.text(max_size=3), ARGUMENTS), max_size=2),
+    thought=st.none() | st.text(max_size=3),
+    name=st.none() | st.text(max_size=3),
+)
+def test_texts_of_messages_are_those_of_the_encoders(
+    role: Role, content: str | None, calls: list[ToolCall], thought: str | None, name: str | None
+) -> None:
+    message = Message(role, content, tuple(calls), thought, name)
+    bare = replace(message, thought=None)
+    whole, without, stored = _message_texts(message)
+    assert whole == canonical_json(message.to_json())
+    assert without == canonical_json(bare.to_json())
+    try:
+        wanted = strict_json.dump(message_to_json(bare))
+    except ValueError:
+        with pytest.raises(ValueError):
+            (stored or "\ud800").encode("utf-8")
+    else:
+        assert stored == wanted
 
 
 def test_a_tool_that_was_read_before_is_told_from_one_that_looks_like_it() -> None:

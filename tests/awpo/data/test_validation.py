@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from awpo.data.validation import Fault, call_faults, first_fault, schema_allows
+from awpo.data.validation import Fault, _fits_plainly, call_faults, first_fault, schema_allows
 from awpo.types import Tool, ToolCall
 
 SCHEMA = {
@@ -165,3 +165,57 @@ def test_the_verdict_is_that_of_jsonschema(properties: Any, arguments: Any, requ
     schema = {"type": "object", "properties": properties, "required": required}
     expected = jsonschema.Draft202012Validator({**schema, "additionalProperties": False}).is_valid(arguments)
     assert (first_fault(ToolCall("t", arguments), Tool("t", "", schema)) is None) == expected
+
+
+WORDS = ["string", "integer", "number", "boolean", "object", "array", "null", "any"]
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False), st.sampled_from(["", "a", "b"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abc"), inner, max_size=3)),
+    max_leaves=8,
+)
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.one_of(st.sampled_from(WORDS), st.lists(st.sampled_from(WORDS), max_size=2)),
+            "description": st.just("x"),
+            "enum": st.lists(VALUES, max_size=3),
+            "minimum": st.integers(-2, 2),
+            "required": st.lists(st.sampled_from("abc"), max_size=2),
+            "default": st.none(),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.sampled_from(WORDS)},
+        optional={
+            "items": inner,
+            "properties": st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+            "required": st.lists(st.sampled_from("abc"), max_size=2),
+            "additionalProperties": st.one_of(st.booleans(), inner),
+            "anyOf": st.lists(inner, max_size=2),
+        },
+    ),
+    max_leaves=5,
+)
+
+
+@given(value=st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), schema=SCHEMAS)
+def test_what_fits_at_first_sight_has_no_fault(value: dict[str, Any], schema: dict[str, Any]) -> None:
+    tool, call = Tool("f", "", schema), ToolCall("f", value)
+    slow = next(call_faults(call, tool), None)
+    assert first_fault(call, tool) == slow
+    if _fits_plainly(value, schema):
+        assert slow is None
+
+
+def test_most_calls_fit_at_first_sight() -> None:
+    nested = {"type": "object", "properties": {"n": {"type": "integer", "description": "a number"}}, "required": ["n"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": nested}, "b": {"type": "string", "enum": ["x"]}},
+    }
+    assert _fits_plainly({"a": [{"n": 1}, {"n": 2}], "b": "x"}, schema)
+    for value in ({"a": [{"n": 1.5}]}, {"a": [{}]}, {"b": "y"}, {"c": 1}, {"a": [{"n": True}]}):
+        assert not _fits_plainly(value, schema)
