@@ -2,7 +2,8 @@
 
 Looked for in this order: the folder of the setting `benchmark_data`, those that the environment variables
 AWPO_BENCHMARK_DATA and AWPO_SHARED_DATA name, the folder shared/data beside the checkout, the cache. What is in none of
-them is fetched at a pinned commit, checked, and kept in the cache ($XDG_CACHE_HOME, else ~/.cache, then awpo/benchmarks).
+them is fetched at a pinned commit, checked, and kept in the cache ($XDG_CACHE_HOME, else ~/.cache, then
+awpo/benchmarks).
 A file with a pinned hash is refused wherever it lies if its bytes are others: a score is of the benchmark's own items.
 """
 
@@ -74,7 +75,7 @@ def find_on_hub(source: HubSource, setting: Path | None = None) -> list[Path]:
 
 
 def folders(setting: Path | None = None) -> Iterator[Path]:
-    """The data folders in the order in which they are looked at. Raises UserError where one that is named is missing."""
+    """The data folders in the order in which they are looked at; UserError where one that is named is missing."""
     if setting is not None:
         if not setting.is_dir():
             raise UserError(f"{SETTING}: there is no folder {setting}; create it, or leave the setting out")

@@ -65,7 +65,7 @@ def read_call(text: str) -> ToolCall | None:
 
 
 def _first(text: str) -> tuple[str, str] | None:
-    """Name and inside of the first call: from the first opening on a line that closes behind it, to the last closing."""
+    """Name and inside of the first call: from the first opening with a closing behind it to the line's last closing."""
     for line in text.split("\n"):
         end = line.rfind(_CLOSING)
         opening = _OPENING.search(line, 0, max(end, 0))

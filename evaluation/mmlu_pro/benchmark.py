@@ -1,7 +1,7 @@
 """MMLU-Pro as parts of an evaluation, a category each.
 
-An answer without a letter is wrong, and the rate of such answers is reported ("unparsed_rate"). What the official script
-would report, which draws a letter for them at random, stands in rows of its own ("compat/..").
+An answer without a letter is wrong, and the rate of such answers is reported ("unparsed_rate"). What the official
+script would report, which draws a letter for them at random, stands in rows of its own ("compat/..").
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class MmluPro:
 def read(data: Path | None = None) -> MmluPro:
     """The whole set; `data` is the setting `benchmark_data`.
 
-    Looked for are mmlu-pro/test and mmlu-pro/validation as .jsonl.gz, .jsonl or the hub's parquet. Raises UserError where
-    they are nowhere and cannot be fetched, or aren't the whole set.
+    Looked for are mmlu-pro/test and mmlu-pro/validation as .jsonl.gz, .jsonl or the hub's parquet. Raises UserError
+    where they are nowhere and cannot be fetched, or aren't the whole set.
     """
     questions, exemplars = _find("test", data), _find("validation", data)
     try:

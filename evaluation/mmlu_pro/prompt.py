@@ -1,7 +1,7 @@
 """The official prompt: one user message with five worked exemplars of the category and the question.
 
-Text as in evaluate_from_api.py of TIGER-AI-Lab/MMLU-Pro (commit f418b116db00b065c2aea046518d8fcf74d39872), the script for
-chat models. Where it doesn't fit, exemplars are dropped as in evaluate_from_local.py, which is for raw prompts.
+Text as in evaluate_from_api.py of TIGER-AI-Lab/MMLU-Pro (commit f418b116db00b065c2aea046518d8fcf74d39872), the script
+for chat models. Where it doesn't fit, exemplars are dropped as in evaluate_from_local.py, which is for raw prompts.
 """
 
 from __future__ import annotations
