@@ -189,7 +189,7 @@ def test_the_command_sums_up_what_there_is_without_running_anything(
     assert found.exit_code == 0, found.output
     assert "| sft | 1 | 25.0 | 50.0 |" in found.output
     wrong = runner.invoke(app, ["study", "--judge", "nobody"])
-    assert (wrong.exit_code, "the study has no judge 'nobody'; it has 'correlated +0.8 x3'" in wrong.output) == (
+    assert (wrong.exit_code, "the study has no judge 'nobody'; it has 'correlated +0.8 x7'" in wrong.output) == (
         2,
         True,
     )
