@@ -10,10 +10,9 @@ import asyncio
 import json
 import math
 import random
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,14 @@ from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.judge import grade, judge_identity, make_judge
 from awpo.judge_endpoint import EndpointJudge
+from awpo.judge_measures import Evaluation, centred, columns, correlation, kind_result, mean, sign, verdict
 from awpo.judge_perturbations import KINDS, Pair, make_pairs, padded, reworded, right_completion, text_values
 from awpo.judgement import Grades, Judge, Judgement
 from awpo.rewards import outcome_reward
 from awpo.types import Completion, Instance
 
-VERSION = 1
+VERSION = 2
 SUMMARY, JUDGEMENTS = "summary.json", "judgements.jsonl"
-TIE = 1e-9
-"""Scores no further apart are a tie: half a point for accuracy."""
 LENGTHS = (1.0, 1.5, 2.0, 3.0)
 """Lengths, as multiples of the right thought's, of the equals that length bias is measured on."""
 CROSSED = ("wrong_tool", "wrong_value", "right_thought_wrong_action", "wrong_thought_right_action")
@@ -40,113 +38,6 @@ CROSSED = ("wrong_tool", "wrong_value", "right_thought_wrong_action", "wrong_tho
 correlated with the outcome, as the other kinds' actions are all right or all wrong."""
 BATCH = 256
 """Thoughts that are judged at once; an endpoint judge's deadline holds for as many."""
-
-
-@dataclass(frozen=True, slots=True)
-class KindResult:
-    """One kind of pair: how often the judge prefers the right one (a tie counts half), with a 95% interval.
-
-    `lift` is the mean of what talk adds to a wrong completion's score, for kinds that talk; `failed` pairs, of which
-    a score is missing, are in no mean. Undefined is None.
-    """
-
-    kind: str
-    pairs: int
-    accuracy: float | None
-    low: float | None
-    high: float | None
-    ties: int
-    failed: int
-    right: float | None
-    wrong: float | None
-    lift: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """All figures. Correlations are Pearson's, in [-1, 1]; differences are means of absolute ones, in [0, 1].
-
-    accuracy             mean over the kinds, so that each counts the same
-    length_padded        correlation of score and log words among one thought padded to several lengths, within instances
-    length_right         correlation of score and log words over the right thoughts of different instances
-    again, again_same    the same judged again: difference; share of pairs whose order stays
-    order, order_same    the same with its tools in reversed order
-    outcome_within       correlation of score and outcome reward within instances, the rho of a group (method.md 2),
-                         over the right completion and the `CROSSED` wrong ones
-    outcome_pooled       the same over all instances at once
-    """
-
-    items: int
-    judged: int
-    failed: int
-    accuracy: float | None
-    kinds: tuple[KindResult, ...]
-    length_padded: float | None
-    length_right: float | None
-    again: float | None
-    again_same: float | None
-    order: float | None
-    order_same: float | None
-    outcome_within: float | None
-    outcome_pooled: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Pearson's correlation; None for fewer than 3 points, or where one of the two does not vary."""
-    if len(x) < 3 or max(x) - min(x) <= TIE or max(y) - min(y) <= TIE:
-        return None
-    return statistics.correlation(x, y)
-
-
-def centred(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
-    """Both coordinates less their mean within each group; groups of one say nothing and are left out."""
-    x: list[float] = []
-    y: list[float] = []
-    for group in groups:
-        if len(group) > 1:
-            mean_x, mean_y = (statistics.fmean(point[side] for point in group) for side in (0, 1))
-            x += [point[0] - mean_x for point in group]
-            y += [point[1] - mean_y for point in group]
-    return x, y
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95% interval of a share of `count` trials (Wilson 1927)."""
-    z = 1.959963984540054
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def kind_result(kind: str, scores: Sequence[tuple[float, float, float | None]]) -> KindResult:
-    """The figures of a kind from (right, wrong, bare) scores; NaN for failed ones, bare None where there is none."""
-    whole = [row for row in scores if not any(value is not None and math.isnan(value) for value in row)]
-    failed = len(scores) - len(whole)
-    if not whole:
-        return KindResult(kind, len(scores), None, None, None, 0, failed, None, None)
-    ties = sum(abs(right - wrong) <= TIE for right, wrong, _ in whole)
-    share = (sum(right > wrong + TIE for right, wrong, _ in whole) + ties / 2) / len(whole)
-    low, high = wilson(share, len(whole))
-    lifts = [wrong - bare for _, wrong, bare in whole if bare is not None]
-    return KindResult(
-        kind,
-        len(scores),
-        share,
-        low,
-        high,
-        ties,
-        failed,
-        _mean([right for right, _, _ in whole]),
-        _mean([wrong for _, wrong, _ in whole]),
-        _mean(lifts),
-    )
 
 
 class _Scores:
@@ -237,10 +128,10 @@ def evaluate_judge(
         items=len(instances),
         judged=len(first.items) + len(order.items) + len(again.items),
         failed=sum(math.isnan(one.score) for scores in (first, order, again) for one in scores.found.values()),
-        accuracy=_mean(accuracies),
+        accuracy=mean(accuracies),
         kinds=kinds,
         length_padded=correlation(*centred(_lengths(first, item, equals[item.id]) for item in instances)),
-        length_right=correlation(*_columns([_lengths(first, item, equals[item.id][:1])[:1] for item in instances])),
+        length_right=correlation(*columns([_lengths(first, item, equals[item.id][:1])[:1] for item in instances])),
         again=_difference(first, again, checked, lambda item: item),
         again_same=_same(first, again, checked, lambda item: item),
         order=_difference(first, order, checked, reordered),
@@ -263,11 +154,6 @@ def _lengths(scores: _Scores, item: Instance, equals: Sequence[Completion]) -> l
     return [point for point in points if not math.isnan(point[1])]
 
 
-def _columns(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
-    points = [point for group in groups for point in group]
-    return [point[0] for point in points], [point[1] for point in points]
-
-
 def _outcome(scores: _Scores, pairs: Sequence[Pair]) -> tuple[float | None, float | None]:
     """Correlation of score and outcome reward, within instances and pooled; each completion counts once."""
     groups: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
@@ -279,7 +165,7 @@ def _outcome(scores: _Scores, pairs: Sequence[Pair]) -> tuple[float | None, floa
                     point = (outcome_reward(pair.instance, completion), score)
                     groups[pair.instance.id][scores.key(pair.instance, completion)] = point
     points = [list(group.values()) for group in groups.values()]
-    return correlation(*centred(points)), correlation(*_columns(points))
+    return correlation(*centred(points)), correlation(*columns(points))
 
 
 def _difference(
@@ -290,7 +176,7 @@ def _difference(
         for pair in pairs
         for completion in (pair.right, pair.wrong)
     ]
-    return _mean([value for value in points if not math.isnan(value)])
+    return mean([value for value in points if not math.isnan(value)])
 
 
 def _same(
@@ -302,12 +188,8 @@ def _same(
         item = changed(pair.instance)
         after = other.of(item, pair.right) - other.of(item, pair.wrong)
         if not math.isnan(before + after):
-            kept.append(float(_sign(before) == _sign(after)))
-    return _mean(kept)
-
-
-def _sign(value: float) -> int:
-    return (value > TIE) - (value < -TIE)
+            kept.append(float(sign(before) == sign(after)))
+    return mean(kept)
 
 
 def _rows(scores: _Scores, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -368,8 +250,8 @@ def write_evaluation(
     The right thoughts are the references themselves, which the judge may be shown, so its accuracy is at its best;
     `thoughts_folder` takes them from the same instances with rationales by another writer, and `reword` puts them in
     other words (`awpo.judge_perturbations.reworded`). A finished result of the same instances, judge and seed is
-    returned as it is. Raises UserError where the instances cannot be read, the
-    judge fails for good or on more than its `failure_limit` of a batch.
+    returned as it is. `unusable` says why AWPO cannot work with the judge, where it cannot. Raises UserError where the
+    instances cannot be read, the endpoint refuses every request or the budget is used up.
     """
     inputs = {"instances": input_identity(instances_folder)}
     if thoughts_folder:
@@ -377,6 +259,7 @@ def write_evaluation(
     settings = {
         "version": VERSION,
         "judge": judge_identity(config),
+        "failure_limit": config.failure_limit,
         "items": items,
         "seed": seed,
         "splits": sorted(splits),
@@ -400,9 +283,11 @@ def write_evaluation(
         if reword:
             thoughts = {key: reworded(thought) for key, thought in thoughts.items()}
         judges: list[Judge] = []
+        # A judge that fails is measured, too: that it does is the finding, where training would stop.
+        patient = config.model_copy(update={"failure_limit": 1.0})
 
         def make(draw: int) -> Judge:
-            judges.append(make_judge(config, seed, draw, stage.folder))
+            judges.append(make_judge(patient, seed, draw, stage.folder))
             return judges[-1]
 
         found, rows = evaluate_judge(make, instances, thoughts, seed, progress)
@@ -419,6 +304,8 @@ def write_evaluation(
             "thoughts": ("another writer's" if thoughts_folder else "the references")
             + (", reworded" if reword else ""),
             **found.to_json(),
+            "unusable": verdict(found, config.failure_limit),
+            "last_error": next((judge.last_error for judge in judges if isinstance(judge, EndpointJudge)), None),
             "usage": dict(usage),
         }
         write_atomically(out / JUDGEMENTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

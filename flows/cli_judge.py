@@ -1,7 +1,8 @@
-"""The commands `awpo judge ...`: what a judge is worth, without any server of Prefect's or MLflow's."""
+"""The commands `awpo judge ...`: what a judge is worth. No server is needed; MLflow is told where it is asked for."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ def evaluate(
     reword: Annotated[bool, typer.Option("--reword", help="Put the right thoughts in other words.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the instances and of what is spoilt.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; none: one by the judge's name.")] = None,
+    track: Annotated[bool, typer.Option("--track", help="Record the figures as a run in MLflow.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measures a judge on right and wrong thoughts and actions: can AWPO work with it?"""
@@ -66,6 +68,11 @@ def evaluate(
             line.end("failed")
             raise
         line.end("done")
+    if track:
+        from tasks.judge import track_evaluation
+        from tasks.tracking import connect
+
+        track_evaluation(connect(), config, out, summary)
     if as_json:
         print_json({"out": str(out), **summary})
         return
@@ -101,6 +108,14 @@ def judge_report(label: str, summary: dict[str, Any]) -> list[str]:
     )
     lines += ["", *(f"{name:50}{number(summary[key]):>8}" for name, key in figures)]
     lines.append(f"{summary['judged']} thoughts judged, {summary['failed']} failed; seed {summary['seed']}")
+    if summary["unusable"]:
+        lines += ["", "AWPO cannot work with this judge:"]
+        for reason in summary["unusable"]:
+            lines += textwrap.wrap(reason, 76, initial_indent="- ", subsequent_indent="  ")
+        if summary["failed"] and summary["last_error"]:
+            lines += textwrap.wrap(f"last: {summary['last_error']}", 78, initial_indent="  ", subsequent_indent="  ")
+    else:
+        lines += ["", "Nothing in these figures speaks against this judge."]
     if summary["thoughts"] == "the references":
         lines.append("The right thoughts are the references word for word; --reword and --thoughts are")
         lines.append("harder, and closer to what a policy writes.")

@@ -12,6 +12,7 @@ import mlflow
 from mlflow.entities.model_registry import PromptVersion
 from mlflow.exceptions import MlflowException
 
+from awpo.artifacts import read_manifest
 from awpo.config import JudgeConfig, PolicyConfig
 from awpo.events import Tail
 from awpo.judge_prompts import PROMPT_HASH, RESPONSE_FORMAT, prompt_template
@@ -19,10 +20,11 @@ from awpo.methods import get_method
 from tasks.judge_traces import known_traces, send_traces, trace_id
 from tasks.relay import EVERY_SECONDS, Relay
 from tasks.stage_run import StageRun
-from tasks.tracking import TrackedRun, Tracking, store_lock
+from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run, store_lock
 
 PROMPT, BLIND_PROMPT = "awpo-judge", "awpo-judge-without-reference"
 TRACES_PER_BATCH = 20
+SUMMARY = "summary.json"
 
 
 @contextmanager
@@ -100,6 +102,30 @@ class JudgementRelay(Relay):
             self._of_step[step] += 1
             if place == 0 or self.config.kind == "endpoint":
                 self._waiting.append((trace_id(self.run.run_id, step, place), row))
+
+
+def track_evaluation(tracking: Tracking, config: JudgeConfig, folder: Path, summary: dict[str, Any]) -> TrackedRun:
+    """Records a finished evaluation of a judge as a run: its figures as metrics, each kind's beside them.
+
+    The same folder and figures are the same run.
+    """
+    manifest = read_manifest(folder)
+    assert manifest is not None, f"{folder} is no finished evaluation"
+    run = open_run(tracking, f"judge {config.label}", folder, manifest.fingerprint, {"awpo.stage": manifest.stage})
+    with ended_truly(run):
+        if run.file.complete:
+            return run
+        run.config(config.model_dump(mode="json"))
+        announce_judge(run, config)
+        run.tags({"awpo.judge_usable": not summary["unusable"], "awpo.judge_unusable": "; ".join(summary["unusable"])})
+        figures = {name: value for name, value in summary.items() if isinstance(value, int | float)}
+        for kind in summary["kinds"]:
+            figures |= {
+                f"{kind['kind']}/{name}": kind[name] for name in ("accuracy", "right", "wrong", "lift", "failed")
+            }
+        run.metrics({name: value for name, value in figures.items() if value is not None})
+        run.artifact(folder / SUMMARY)
+    return run
 
 
 def announce_judge(run: TrackedRun, config: JudgeConfig) -> list[PromptVersion]:

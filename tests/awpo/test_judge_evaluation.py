@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,8 @@ from awpo.config import EndpointConfig, JudgeConfig
 from awpo.data.offline_rationales import offline_rationale
 from awpo.data.store import write_instances
 from awpo.errors import UserError
-from awpo.judge_evaluation import (
-    Evaluation,
-    centred,
-    correlation,
-    evaluate_judge,
-    kind_result,
-    sampled_instances,
-    wilson,
-    write_evaluation,
-)
+from awpo.judge_evaluation import evaluate_judge, sampled_instances, write_evaluation
+from awpo.judge_measures import Evaluation, KindResult, centred, correlation, kind_result, verdict, wilson
 from awpo.judge_perturbations import FLATTERY, INJECTIONS, KINDS, Pair, make_pairs, padded, reworded
 from awpo.judge_rubric import RubricJudge
 from awpo.judgement import Judgement
@@ -314,6 +307,8 @@ def test_the_command_prints_80_columns_and_json(folder: Path, tmp_path: Path) ->
     value = json.loads(printed.stdout.splitlines()[-1])
     assert value["judge"] == {"kind": "rubric", "scale": 3.0, "rules": value["judge"]["rules"]}
     assert value["items"] == 6
+    assert value["unusable"] == []
+    assert "Nothing in these figures speaks against this judge." in shown.stdout
     wrong = CliRunner().invoke(app, ["judge", "evaluate", "--instances", str(folder), "--judge", "rubrik"])
     assert wrong.exit_code == 2
 
@@ -336,3 +331,72 @@ def test_the_event_loop_of_a_notebook_is_no_hindrance_to_grading() -> None:
         return found.score
 
     assert asyncio.run(notebook()) == pytest.approx(1)
+
+
+def figures(
+    accuracy: float, *, pairs: int = 40, failed: int = 0, outcome: float | None = 0.4, lift: float = 0.0
+) -> Evaluation:
+    """Figures of one kind in which the judge prefers the right one in a share of the pairs that did not fail."""
+    kind = KindResult("flattery", pairs, accuracy, 0.0, 1.0, 0, failed, 0.5, 0.4, lift)
+    return Evaluation(pairs, 2 * pairs, failed, accuracy, (kind,), None, None, None, None, None, None, outcome, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (figures(0.9), None),
+        (figures(0.66), None),  # 26.4 of 40: 0.505 to 0.786
+        (figures(0.65), "prefers the right one in 65.0% of 40 pairs (49.5% to 77.9%)"),
+        (figures(0.9, outcome=None), "do not vary with the outcome"),
+        (figures(0.9, outcome=-0.2), "fall with the outcome within instances (correlation -0.20)"),
+        (figures(0.9, lift=0.1), None),
+        (figures(0.9, lift=0.25), "flattery adds 0.25"),
+        (figures(0.9, failed=40), "no pair has two scores"),
+        (figures(0.9, failed=20), None),  # 20 of 80 thoughts, half may fail
+    ],
+)
+def test_a_judge_that_cannot_be_used_is_told_with_the_reason(found: Evaluation, reason: str | None) -> None:
+    reasons = verdict(found, failure_limit=0.5)
+    assert [reason] == [text for text in (reason,) if text and text in reasons[0]] if reason else reasons == []
+
+
+def test_a_judge_that_answers_too_seldom_cannot_be_used() -> None:
+    [reason] = verdict(figures(0.9, failed=20), failure_limit=0.2)
+    assert reason == "it gave no score for 20 of 80 thoughts"
+
+
+def test_a_judge_that_gives_no_scores_is_measured_not_a_crash(folder: Path, tmp_path: Path, faults: Any) -> None:
+    faults.script(default={"do": "answer", "text": "What a thought!"})
+    judge = tmp_path / "judge.yaml"
+    judge.write_text(f"kind: endpoint\nendpoint: {{base_url: '{faults.url}', model: small}}\n")
+    from flows.cli import app
+
+    arguments = ["judge", "evaluate", "--judge", str(judge), "--instances", str(folder), "--items", "4"]
+    shown = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert shown.exit_code == 0, shown.output
+    assert "AWPO cannot work with this judge:" in shown.stdout
+    assert "- it gave no score for" in shown.stdout
+    assert "without readable scores: 'What a thought!'" in " ".join(shown.stdout.split())
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines() if not line.startswith("in "))
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_a_tiny_model_as_judge_is_found_to_be_of_no_use(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
+    """A random model, served by the project's own server and asked over HTTP: it says nothing that can be read."""
+    from awpo.serving.process import ModelServer
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    config = json.loads((model / "config.json").read_text())
+    # A token of this model is a byte, and a judge's prompt has thousands; it has no weights of positions.
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+    with ModelServer(model, name="local") as server:
+        endpoint = EndpointConfig(base_url=server.url, model="local", concurrency=4, max_tokens=8)
+        judge = JudgeConfig(kind="endpoint", endpoint=endpoint, deadline_seconds=600)
+        found = write_evaluation(folder, tmp_path / "out", judge, items=1)
+    assert found["failed"] == found["judged"] > 0
+    assert found["accuracy"] is None
+    assert found["unusable"][0] == f"it gave no score for {found['judged']} of {found['judged']} thoughts"
+    assert found["unusable"][1] == "no pair has two scores to compare"
+    assert "without readable scores" in found["last_error"] or "no text" in found["last_error"]

@@ -16,11 +16,12 @@ import tasks.judge
 from awpo.artifacts import open_stage
 from awpo.config import JudgeConfig, PolicyConfig
 from awpo.data.store import write_instances
+from awpo.judge_evaluation import write_evaluation
 from awpo.judge_prompts import PROMPT_HASH, prompt_template
 from awpo.methods import get_method
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
 from awpo.types import Instance, Message, Tool, ToolCall
-from tasks.judge import BLIND_PROMPT, PROMPT, JudgementRelay, announce_judge, register_prompt
+from tasks.judge import BLIND_PROMPT, PROMPT, JudgementRelay, announce_judge, register_prompt, track_evaluation
 from tasks.judge_traces import trace_id
 from tasks.tracking import TrackedRun, Tracking, open_run
 from tasks.training import train_policy
@@ -303,6 +304,23 @@ def test_a_training_run_has_its_judgements(tracking: Tracking, tiny_model: Path,
         locations=[tracking.experiment_id], run_id=trained.info.run_id, max_results=100
     )
     assert len(found) == len(samples) == 8
-    assert {trace.info.tags["awpo.step"] for trace in found} == {"0", "1"}
+    assert {trace.info.tags["awpo.step"] for trace in found} == {"1", "2"}
     assert {feedback.value for trace in found for feedback in trace.info.assessments} == {0.0}
     assert trained.data.tags["awpo.judge_prompt"] == PROMPT_HASH
+
+
+def test_an_evaluation_of_a_judge_is_a_run_once(tracking: Tracking, tmp_path: Path) -> None:
+    with open_stage(tmp_path / "instances", "rationales", {}, {}) as stage:
+        write_instances(stage.folder, [instance(city) for city in ("Paris", "Rome", "Oslo", "Lima")])
+        stage.finish()
+    out = tmp_path / "judged"
+    summary = write_evaluation(tmp_path / "instances", out, JudgeConfig(), items=4)
+    runs = {track_evaluation(tracking, JudgeConfig(), out, summary).run_id for _ in range(2)}
+    [run_id] = runs
+    recorded = tracking.client().get_run(run_id)
+    assert recorded.info.status == "FINISHED"
+    assert recorded.data.metrics["accuracy"] == pytest.approx(summary["accuracy"])
+    wrong_value = next(kind for kind in summary["kinds"] if kind["kind"] == "wrong_value")
+    assert recorded.data.metrics["wrong_value/right"] == pytest.approx(wrong_value["right"])
+    assert recorded.data.tags["awpo.judge_usable"] == str(not summary["unusable"])
+    assert recorded.data.params["kind"] == "rubric"
