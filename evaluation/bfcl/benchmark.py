@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
@@ -35,6 +36,8 @@ from evaluation.statistics import weighted_mean
 NAME = "bfcl_v3"
 PROTOCOL = f"bfcl-eval {VERSION}, native calls, JSON Schema tools, dotted names"
 MULTI_TURN_PROTOCOL = f"{PROTOCOL}, {MOST_STEPS} steps a turn"
+
+Output = str | Sequence[Sequence[str]]
 
 
 class BfclV3:
@@ -108,11 +111,9 @@ def _ask(
     generator: Generator, items: Sequence[BfclItem], sampling: Sampling, checker: CheckerProcess, progress: Progress
 ) -> list[Item]:
     questions = [Question(item.turns[0], tools(item.functions, item.language)) for item in items]
-    answers = generator.answer(questions, sampling, progress=progress)
-    return [
-        _item(item, question, answer, single_turn_verdict(checker, item, answer_text(answer)))
-        for item, question, (answer,) in zip(items, questions, answers, strict=True)
-    ]
+    answers = [answer for (answer,) in generator.answer(questions, sampling, progress=progress)]
+    found = verdicts(checker, [(item, answer_text(answer)) for item, answer in zip(items, answers, strict=True)])
+    return [_item(*parts) for parts in zip(items, questions, answers, found, strict=True)]
 
 
 def _converse(
@@ -120,30 +121,34 @@ def _converse(
 ) -> list[Item]:
     questions = [Conversation(item).question for item in items]
     held = converse(generator, items, sampling, checker, progress=progress)
+    whole = [conversation for conversation in held if conversation.ending in ("done", "cut_off")]
+    found = verdicts(checker, [(conversation.item, conversation.texts) for conversation in whole])
+    known = {conversation.item.id: verdict for conversation, verdict in zip(whole, found, strict=True)}
     return [
-        _conversation_item(question, conversation, _conversation_verdict(checker, conversation))
+        _conversation_item(question, conversation, known.get(conversation.item.id) or _broken_off(conversation))
         for question, conversation in zip(questions, held, strict=True)
     ]
 
 
-def single_turn_verdict(checker: CheckerProcess, item: BfclItem, text: str) -> Verdict:
-    """The verdict on a completion's text."""
-    return checker.check(item, decoded_calls(parse_completion(text)))
+def verdicts(checker: CheckerProcess, outputs: Sequence[tuple[BfclItem, Output]]) -> list[Verdict]:
+    """The verdict on each item's output, from its text alone.
+
+    An output is a completion's text; that of a multi-turn item a list of turns, each a list of the texts of its
+    steps, of which those without a call are passed over.
+    """
+    return checker.check([(item, _decoded(output)) for item, output in outputs])
 
 
-def multi_turn_verdict(checker: CheckerProcess, item: BfclItem, turns: Sequence[Sequence[str]]) -> Verdict:
-    """The verdict on the completions of a conversation, turn by turn; those without a call are passed over."""
-    steps = [[executable(decoded_calls(parse_completion(text))) for text in turn] for turn in turns]
-    return checker.check_conversation(item, [[calls for calls in turn if not ends_turn(calls)] for turn in steps])
+def _decoded(output: Output) -> Any:
+    if isinstance(output, str):
+        return decoded_calls(parse_completion(output))
+    steps = [[executable(_decoded(text)) for text in turn] for turn in output]
+    return [[calls for calls in turn if not ends_turn(calls)] for turn in steps]
 
 
-def _conversation_verdict(checker: CheckerProcess, conversation: Conversation) -> Verdict:
-    match conversation.ending:
-        case "done" | "cut_off":
-            turns = [[answer_text(answer) for answer in turn] for turn in conversation.answers]
-            return multi_turn_verdict(checker, conversation.item, turns)
-        case "not_executed":
-            return Verdict(False, conversation.problem)
+def _broken_off(conversation: Conversation) -> Verdict:
+    if conversation.ending == "not_executed":
+        return Verdict(False, conversation.problem)
     return Verdict(False, "multi_turn:inference_error", "the history fills the model's context")
 
 
@@ -165,11 +170,10 @@ def _item(item: BfclItem, question: Question, answer: Generated, verdict: Verdic
 def _conversation_item(question: Question, conversation: Conversation, verdict: Verdict) -> Item:
     """One item for a whole conversation: its text is JSON, the texts of each turn's steps in lists."""
     answers = [answer for turn in conversation.answers for answer in turn]
-    texts = [[answer_text(answer) for answer in turn] for turn in conversation.answers]
     completions = [answer.completion() for answer in answers]
     cut: Finish = next((answer.finish for answer in answers if answer.finish != "stop"), "stop")
     whole = Generated(
-        text=json.dumps(texts, ensure_ascii=False),
+        text=json.dumps(conversation.texts, ensure_ascii=False),
         tokens=sum(answer.tokens for answer in answers),
         finish=cut,
         prompt_tokens=sum(answer.prompt_tokens for answer in answers),
@@ -178,13 +182,13 @@ def _conversation_item(question: Question, conversation: Conversation, verdict: 
         failure=answers[-1].failure,
     )
     item = _item(conversation.item, question, whole, verdict)
-    return dataclasses.replace(item, empty=all(not text.strip() for turn in texts for text in turn))
+    return dataclasses.replace(item, empty=all(not text.strip() for turn in conversation.texts for text in turn))
 
 
 def gold_verdict(checker: CheckerProcess, item: BfclItem) -> Verdict:
     """The reference answer of an item, written as completions, through parser, decoding, execution and checker."""
     if not item.multi_turn:
-        return single_turn_verdict(checker, item, completion_text(reference_calls(item)))
+        return verdicts(checker, [(item, completion_text(reference_calls(item)))])[0]
     texts = [
         [completion_text(calls), "That is done."] if calls else ["I cannot do that."] for calls in reference_turns(item)
     ]
@@ -195,7 +199,7 @@ def gold_verdict(checker: CheckerProcess, item: BfclItem) -> Verdict:
     if conversation.ending != "done":
         return Verdict(False, f"conversation:{conversation.ending}", conversation.problem)
     # All turns of the reference, as the package would be given them: multi_turn_base_154 has one more than it asks.
-    return multi_turn_verdict(checker, item, texts)
+    return verdicts(checker, [(item, texts)])[0]
 
 
 def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:

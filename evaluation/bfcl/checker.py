@@ -5,12 +5,13 @@ process has given up: {"isolation"}. A job is one of
 
 - {"do": "check", "category", "language", "functions", "answer", "calls"}: the verdict on calls of one turn,
   [{name: {argument: value}}], empty where nothing could be decoded;
-- {"do": "execute", "conversation", "item", "calls", "replay"}: executes calls, as Python text, on the objects of a
-  conversation and gives {"results": [text of each]}; `replay` holds the steps that this process has not seen;
-- {"do": "check_conversation", "conversation", "item", "answer", "turns"}: the verdict on all turns, each a list of
+- {"do": "execute", "conversation", "item", "calls"}: executes steps of calls, as Python text, on the objects of a
+  conversation and gives {"results": [text of each call of the last step]}; more steps than one are those that this
+  process has not seen;
+- {"do": "check_conversation", "conversation", "item", "answer", "calls"}: the verdict on all turns, each a list of
   steps of calls; the conversation's objects are dropped;
 
-where "item" is {"id", "category", "initial_config", "involved_classes"}. A verdict is {"valid", "error_type",
+where "item" is {"id", "category", "initial_config", "involved_classes"}, and "calls" is JSON within a text. A verdict is {"valid", "error_type",
 "error"}. Verdicts are those of the package's `ast_checker`, `is_empty_output` and `multi_turn_checker`, applied as its
 `eval_runner` does; results those of its `execute_multi_turn_func_call`, which evaluates the text of the calls.
 
@@ -27,6 +28,8 @@ import sys
 import types
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
 
 from evaluation.bfcl.isolation import isolate
 
@@ -95,9 +98,10 @@ class Checker:
         )
 
     def execute(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        for calls in job["replay"]:
+        *earlier, last = job["calls"]
+        for calls in earlier:
             self._execute(job, calls)
-        return {"results": self._execute(job, job["calls"])}
+        return {"results": self._execute(job, last)}
 
     def _execute(self, job: Mapping[str, Any], calls: list[str]) -> list[str]:
         item = job["item"]
@@ -113,7 +117,7 @@ class Checker:
 
     def check_conversation(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Executes all turns anew beside the reference's, and compares states and results turn by turn."""
-        item, turns, answer = job["item"], job["turns"], job["answer"]
+        item, turns, answer = job["item"], job["calls"], job["answer"]
         self._forget(f"{job['conversation']}_{item['id']}")
         if len(turns) != len(answer):
             error = f"{len(turns)} of {len(answer)} turns"
@@ -140,7 +144,7 @@ def _verdict(official: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers line by line until standard input ends. What the package or a model's text prints goes nowhere."""
-    jobs = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
+    jobs = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     checker = Checker()
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -150,7 +154,8 @@ def main() -> None:
     answers.flush()
     for line in jobs:
         try:
-            answer = checker.do(json.loads(line))
+            job = orjson.loads(line)
+            answer = checker.do(job | {"calls": json.loads(job["calls"])})
         except Exception as error:  # noqa: BLE001 -- the package raises whatever it likes on odd values
             name = type(error).__name__
             answer = {"valid": False, "error_type": f"checker:{name}", "error": str(error)[:LONGEST_ERROR]}

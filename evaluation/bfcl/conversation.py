@@ -54,6 +54,11 @@ class Conversation:
     def question(self) -> Question:
         return Question(tuple(self._messages), tuple(self._tools))
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """The answers as text, turn by turn."""
+        return [[answer_text(answer) for answer in turn] for turn in self.answers]
+
     def take(self, answer: Generated, checker: CheckerProcess) -> None:
         """Adds an answer and what follows from it: results of its calls, the next turn, or the end."""
         self.answers[-1].append(answer)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+import orjson
 
 from awpo.errors import UserError
 from awpo.types import Message
@@ -142,8 +143,8 @@ def _class(name: str) -> tuple[Document, ...]:
 def _read(name: str) -> list[dict[str, Any]]:
     path = data_folder() / name
     try:
-        with open(path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.strip()]
+        with open(path, "rb") as file:
+            return [orjson.loads(line) for line in file if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}); reinstall the package: {INSTALL} --force-reinstall") from None
 

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import orjson
 
 from awpo.errors import UserError
 from evaluation.bfcl.data import INSTALL, BfclItem
@@ -22,13 +24,9 @@ from evaluation.bfcl.data import INSTALL, BfclItem
 ITEM_SECONDS = 10.0
 START_SECONDS = 60.0
 LONGEST_ANSWER = 1 << 24
-_PIPE_PIECE = select.PIPE_BUF  # what a pipe that can be written to takes without blocking
 _READ_PIECE = 1 << 16
 # What of our environment the process sees; no key or token is among it.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
-
-Calls = Sequence[dict[str, Any]]
-Steps = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class CheckerProcess:
         self.isolation = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="bfcl-")
-        self._rest = b""
+        self._received = bytearray()
         # Objects live in the process by the conversation's name: none may meet those of another run.
         self._run = f"run{uuid.uuid4().hex}"
         self._known: set[str] = set()
@@ -74,23 +72,24 @@ class CheckerProcess:
         self._stop()
         self._folder.cleanup()
 
-    def check(self, item: BfclItem, calls: Calls) -> Verdict:
-        """The verdict on the calls of a single-turn item, the model's [{name: {argument: value}}].
+    def check(self, asked: Sequence[tuple[BfclItem, Any]]) -> list[Verdict]:
+        """The verdict on each item and what was called.
 
-        Raises UserError where the checker cannot be started at all.
+        That is, for an item of one turn, [{name: {argument: value}}]; for one of several turns a list of turns, of
+        steps, of calls as Python text. The latter are all executed anew, on objects of their own, and those of the
+        item's conversation are dropped. Raises UserError where the checkers cannot be started at all.
         """
-        job = {"do": "check", "category": item.category, "language": item.language}
-        return self._verdict(job | {"functions": item.functions, "answer": item.answer, "calls": calls})
-
-    def check_conversation(self, item: BfclItem, turns: Sequence[Steps]) -> Verdict:
-        """The verdict on a multi-turn item: for each turn its steps, for each step the calls as Python text.
-
-        All calls are executed anew, on objects of their own; those of the conversation are dropped. Raises UserError
-        as `check` does.
-        """
-        self._known.discard(item.id)
-        job = {"do": "check_conversation", "conversation": self._run, "item": _setting(item)}
-        return self._verdict(job | {"answer": item.answer, "turns": turns})
+        jobs = [_job(_question(item, self._run), calls) for item, calls in asked]
+        self._known -= {item.id for item, _ in asked}
+        found: list[Verdict] = []
+        while len(found) < len(jobs):
+            self._start()
+            try:
+                found.extend(Verdict(**answer) for answer in self._answers(jobs[len(found) :]))
+            except NoAnswer as error:  # the first item without an answer is at fault; the rest is asked again
+                found.append(Verdict(False, str(error)))
+        self.failures += sum(verdict.error_type.startswith("checker:") for verdict in found)
+        return found
 
     def execute(self, item: BfclItem, calls: Sequence[str], earlier: Iterable[Sequence[str]] = ()) -> list[str]:
         """The results of calls, as Python text, after the `earlier` steps of the same item's conversation.
@@ -101,9 +100,9 @@ class CheckerProcess:
         """
         self._start()
         replay = [] if item.id in self._known else list(earlier)
-        job = {"do": "execute", "conversation": self._run, "item": _setting(item), "calls": calls, "replay": replay}
+        job = {"do": "execute", "conversation": self._run, "item": _setting(item)}
         try:
-            answer = self._ask(job, self.item_seconds)
+            answer = next(self._answers([_job(job, [*replay, calls])]))
             if "results" not in answer:
                 raise self._lost(answer["error_type"])
         except NoAnswer:
@@ -111,15 +110,6 @@ class CheckerProcess:
             raise
         self._known.add(item.id)
         return list(answer["results"])
-
-    def _verdict(self, job: dict[str, Any]) -> Verdict:
-        self._start()
-        try:
-            verdict = Verdict(**self._ask(job, self.item_seconds))
-        except NoAnswer as error:
-            verdict = Verdict(False, str(error))
-        self.failures += verdict.error_type.startswith("checker:")
-        return verdict
 
     def _start(self) -> None:
         if self._process is not None:
@@ -146,8 +136,10 @@ class CheckerProcess:
                 cwd=home,
                 env=environment,
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
-            self.isolation = self._receive(time.monotonic() + START_SECONDS)["isolation"]
+            self.isolation = next(self._answers([b""], START_SECONDS))["isolation"]
         except NoAnswer as error:
             lines = log.read_text("utf-8", "replace").strip().splitlines()
             reason = lines[-1] if lines else str(error)
@@ -163,50 +155,72 @@ class CheckerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
                 pipe.close()
-        self._process, self._rest = None, b""
+        self._process = None
+        self._received.clear()
         self._known.clear()
 
-    def _ask(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to one job. Raises NoAnswer, after which the process is gone."""
-        process, deadline = self._process, time.monotonic() + seconds
-        assert process is not None
-        assert process.stdin is not None
-        unsent = memoryview(json.dumps(job).encode() + b"\n")
-        while unsent:  # a process that does not read must not block us: the pipe holds 64 KiB
-            if not select.select([], [process.stdin], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise self._lost("time_limit")
-            try:
-                unsent = unsent[os.write(process.stdin.fileno(), unsent[:_PIPE_PIECE]) :]
-            except OSError:
-                raise self._lost("ended") from None
-        return self._receive(deadline)
+    def _answers(self, jobs: Sequence[bytes], seconds: float | None = None) -> Iterator[dict[str, Any]]:
+        """The answers to jobs, one after the other; jobs are sent as fast as the process reads them.
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        """One line of the process. Raises NoAnswer, after which the process is gone."""
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        pieces = [self._rest]
-        size = len(self._rest)
-        while b"\n" not in pieces[-1]:
-            if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise self._lost("time_limit")
-            piece = os.read(process.stdout.fileno(), _READ_PIECE)
+        Each has its time from the answer before it. Raises NoAnswer, after which the process is gone.
+        """
+        unsent = memoryview(b"".join(jobs))
+        for _ in jobs:
+            deadline = time.monotonic() + (seconds or self.item_seconds)
+            searched = 0
+            while (end := self._received.find(b"\n", searched)) < 0:
+                searched = len(self._received)
+                if searched > LONGEST_ANSWER:
+                    raise self._lost("answer_too_long")
+                unsent = self._exchange(unsent, max(0.0, deadline - time.monotonic()))
+            line = self._received[:end]
+            del self._received[: end + 1]
+            try:
+                answer = dict(json.loads(line))
+            except ValueError:
+                raise self._lost("no_json") from None
+            yield answer
+
+    def _exchange(self, unsent: memoryview, seconds: float) -> memoryview:
+        """Sends and receives what goes without waiting longer than `seconds`; returns what is still unsent."""
+        assert self._process is not None
+        jobs, answers = self._process.stdin, self._process.stdout
+        assert jobs is not None
+        assert answers is not None
+        readable, writable, _ = select.select([answers], [jobs] if unsent else [], [], seconds)
+        if not readable and not writable:
+            raise self._lost("time_limit")
+        if readable:
+            piece = os.read(answers.fileno(), _READ_PIECE)
             if not piece:
                 raise self._lost("ended")
-            pieces.append(piece)
-            size += len(piece)
-            if size > LONGEST_ANSWER:
-                raise self._lost("answer_too_long")
-        line, _, self._rest = b"".join(pieces).partition(b"\n")
-        try:
-            return dict(json.loads(line))
-        except ValueError:
-            raise self._lost("no_json") from None
+            self._received += piece
+        if writable:
+            try:
+                unsent = unsent[os.write(jobs.fileno(), unsent) :]
+            except OSError:
+                raise self._lost("ended") from None
+        return unsent
 
     def _lost(self, why: str) -> NoAnswer:
         self._stop()
         return NoAnswer(why if why.startswith("checker:") else f"checker:{why}")
+
+
+def _job(job: dict[str, Any], calls: Any) -> bytes:
+    """A job about calls as a line.
+
+    What a model called is JSON within JSON: the fast encoder of the rest takes no whole number of more than 64 bits,
+    no NaN and no lone surrogate, all of which a call may hold.
+    """
+    return orjson.dumps(job | {"calls": json.dumps(calls)}) + b"\n"
+
+
+def _question(item: BfclItem, run: str) -> dict[str, Any]:
+    if item.multi_turn:
+        return {"do": "check_conversation", "conversation": run, "item": _setting(item), "answer": item.answer}
+    job = {"do": "check", "category": item.category, "language": item.language}
+    return job | {"functions": item.functions, "answer": item.answer}
 
 
 def _setting(item: BfclItem) -> dict[str, Any]:

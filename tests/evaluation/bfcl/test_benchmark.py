@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from awpo.config import EvaluationConfig
-from evaluation.bfcl.benchmark import evaluate_category, multi_turn_verdict, summary_rows
+from evaluation.bfcl.benchmark import evaluate_category, summary_rows, verdicts
 from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
 from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
 from evaluation.bfcl.process import CheckerProcess
@@ -135,8 +135,9 @@ def test_stored_texts_are_scored_as_they_were_when_generated(answering: Callable
     (found,), _ = evaluate_category(answering(say), [item], EvaluationConfig(), available=200)
     texts = json.loads(found.completion)
     with CheckerProcess() as checker:
-        assert found.correct is multi_turn_verdict(checker, item, texts).valid is True
-        assert not multi_turn_verdict(checker, item, [*texts[:-1], ["Done."]]).valid
+        right, wrong = verdicts(checker, [(item, texts), (item, [*texts[:-1], ["Done."]])])
+    assert found.correct is right.valid is True
+    assert not wrong.valid
 
 
 def rows(accuracy: dict[str, float], **fields: Any) -> list[dict[str, Any]]:

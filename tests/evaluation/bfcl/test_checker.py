@@ -16,13 +16,18 @@ from awpo.errors import UserError
 from evaluation.bfcl import process
 from evaluation.bfcl.data import INSTALL, LIVE_AST, NON_LIVE_AST, BfclItem, read_category
 from evaluation.bfcl.golds import reference_calls
-from evaluation.bfcl.process import CheckerProcess
+from evaluation.bfcl.process import CheckerProcess, Verdict
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
 Calls = list[dict[str, Any]]
 AST = (*NON_LIVE_AST, *LIVE_AST)
 MODEL = "Qwen_Qwen3-0.6B-FC"
+
+
+def check(checker: CheckerProcess, item: BfclItem, calls: Calls) -> Verdict:
+    (verdict,) = checker.check([(item, calls)])
+    return verdict
 
 
 def reference(item: BfclItem) -> Calls:
@@ -87,7 +92,7 @@ def test_wrong_answers_fail(checker: CheckerProcess, category: str, wrong: Calla
         calls = reference(item)
         if wrong(copy.deepcopy(calls)) != calls:  # a call without arguments has none to get wrong
             tried += 1
-            if checker.check(item, wrong(calls)).valid:
+            if check(checker, item, wrong(calls)).valid:
                 passed.add(item.id)
     assert tried >= min(15, len(read_category(category)))
     assert passed == set()
@@ -95,7 +100,7 @@ def test_wrong_answers_fail(checker: CheckerProcess, category: str, wrong: Calla
 
 def test_known_mistakes_have_the_official_error_types(checker: CheckerProcess) -> None:
     def kind(item: BfclItem, calls: Calls) -> str:
-        verdict = checker.check(item, calls)
+        verdict = check(checker, item, calls)
         assert not verdict.valid
         assert verdict.error
         return verdict.error_type
@@ -104,7 +109,7 @@ def test_known_mistakes_have_the_official_error_types(checker: CheckerProcess) -
     triangle = items["simple_0"]
     name = "calculate_triangle_area"
     right = {"base": 10, "height": 5}
-    assert checker.check(triangle, [{name: right}]).valid
+    assert check(checker, triangle, [{name: right}]).valid
     assert kind(triangle, [{name: {"base": 10}}]) == "simple_function_checker:missing_required"
     assert kind(triangle, [{name: right | {"depth": 1}}]) == "simple_function_checker:unexpected_param"
     assert kind(triangle, [{name: right | {"base": "10"}}]) == "type_error:simple"
@@ -131,9 +136,9 @@ def test_a_whole_number_in_a_list_of_floats_is_a_type_error(checker: CheckerProc
     item = with_list_of("float")
     ((name, arguments),) = reference(item)[0].items()
     key = next(key for key, value in arguments.items() if isinstance(value, list))
-    assert checker.check(item, [{name: arguments}]).valid
+    assert check(checker, item, [{name: arguments}]).valid
     whole = [round(value) for value in arguments[key]]
-    verdict = checker.check(item, [{name: arguments | {key: whole}}])
+    verdict = check(checker, item, [{name: arguments | {key: whole}}])
     assert (verdict.valid, verdict.error_type) == (False, "type_error:nested")
 
 
@@ -141,7 +146,7 @@ def test_the_order_within_a_list_counts(checker: CheckerProcess) -> None:
     item = with_list_of("integer")
     ((name, arguments),) = reference(item)[0].items()
     key = next(key for key, value in arguments.items() if isinstance(value, list))
-    verdict = checker.check(item, [{name: arguments | {key: arguments[key][::-1]}}])
+    verdict = check(checker, item, [{name: arguments | {key: arguments[key][::-1]}}])
     assert (verdict.valid, verdict.error_type) == (False, "value_error:list/tuple")
 
 
@@ -151,11 +156,11 @@ def test_verdicts_are_those_of_the_official_function(
     checker: CheckerProcess, official: Callable[[str], Any], category: str, wrong: Callable[[Calls], Calls]
 ) -> None:
     """Called here, in this process, on the same calls: validity, error type and message."""
-    check = official("eval_checker.ast_eval.ast_checker").ast_checker
+    their_check = official("eval_checker.ast_eval.ast_checker").ast_checker
     for item in read_category(category)[:25]:
         calls = wrong(reference(item))
-        theirs = check(copy.deepcopy(list(item.functions)), calls, item.answer, item.language, category, MODEL)
-        ours = checker.check(item, calls)
+        theirs = their_check(copy.deepcopy(list(item.functions)), calls, item.answer, item.language, category, MODEL)
+        ours = check(checker, item, calls)
         assert (ours.valid, ours.error_type) == (theirs["valid"], "" if theirs["valid"] else theirs["error_type"])
         assert ours.error == ("" if theirs["valid"] else str(theirs["error"])[:500])
 
@@ -166,15 +171,15 @@ def test_verdicts_are_those_of_the_official_function(
 def test_relevance_is_whether_a_call_was_decoded(checker: CheckerProcess, category: str, called: bool) -> None:
     for item in read_category(category)[:20]:
         name = item.functions[0]["name"] if item.functions else "anything"
-        assert checker.check(item, [{name: {}}]).valid is called
-        assert checker.check(item, []).valid is not called
+        assert check(checker, item, [{name: {}}]).valid is called
+        assert check(checker, item, []).valid is not called
 
 
 def test_order_does_not_matter_in_parallel_but_number_does(checker: CheckerProcess) -> None:
     item = read_category("parallel_multiple")[0]
     calls = reference(item)
-    assert checker.check(item, calls[::-1]).valid
-    assert not checker.check(item, calls + calls).valid
+    assert check(checker, item, calls[::-1]).valid
+    assert not check(checker, item, calls + calls).valid
 
 
 @pytest.fixture
@@ -194,8 +199,8 @@ def item() -> BfclItem:
     ],
 )
 def test_odd_answers_are_wrong_and_harm_nothing(checker: CheckerProcess, item: BfclItem, calls: Calls) -> None:
-    assert not checker.check(item, calls).valid
-    assert checker.check(item, reference(item)).valid
+    assert not check(checker, item, calls).valid
+    assert check(checker, item, reference(item)).valid
     assert list(Path(checker._folder.name).rglob("pwned")) == []
 
 
@@ -203,7 +208,7 @@ def test_an_exception_of_the_checker_is_a_counted_wrong_answer(checker: CheckerP
     """An unhashable or foreign value in an object makes the official code raise; here, a document without types."""
     before = checker.failures
     broken = BfclItem("x", "simple", (), ({"name": "f", "parameters": {}},), [{"f": {"a": [1]}}])
-    verdict = checker.check(broken, [{"f": {"a": 1}}])
+    verdict = check(checker, broken, [{"f": {"a": 1}}])
     assert (verdict.valid, verdict.error_type) == (False, "checker:KeyError")
     assert checker.failures == before + 1
 
@@ -215,7 +220,7 @@ def test_the_process_sees_no_secret_and_cannot_write_files(item: BfclItem, monke
 
 
 def _sees_no_secret(checker: CheckerProcess, item: BfclItem) -> None:
-    checker.check(item, [])
+    check(checker, item, [])
     assert checker._process is not None
     environment = Path(f"/proc/{checker._process.pid}/environ").read_text()
     assert "sk-do-not-leak" not in environment
@@ -229,29 +234,29 @@ def _sees_no_secret(checker: CheckerProcess, item: BfclItem) -> None:
 @pytest.mark.parametrize("size", [1, 1_000_000])  # the second fills the pipe
 def test_a_silent_checker_is_ended_and_replaced(item: BfclItem, size: int) -> None:
     with CheckerProcess(item_seconds=0.2) as checker:
-        checker.check(item, [])
+        check(checker, item, [])
         assert checker._process is not None
         stopped = checker._process.pid
         os.kill(stopped, signal.SIGSTOP)
         calls = [{"calculate_triangle_area": {"base": "9" * size}}]
-        assert checker.check(item, calls).error_type == "checker:time_limit"
-        assert checker.check(item, reference(item)).valid
+        assert check(checker, item, calls).error_type == "checker:time_limit"
+        assert check(checker, item, reference(item)).valid
         assert checker._process.pid != stopped
         assert checker.failures == 1
 
 
 def test_a_dead_checker_is_replaced(checker: CheckerProcess, item: BfclItem) -> None:
-    checker.check(item, [])
+    check(checker, item, [])
     assert checker._process is not None
     checker._process.kill()
     checker._process.wait()
-    assert checker.check(item, reference(item)).error_type == "checker:ended"
-    assert checker.check(item, reference(item)).valid
+    assert check(checker, item, reference(item)).error_type == "checker:ended"
+    assert check(checker, item, reference(item)).valid
 
 
 def test_the_process_ends_with_its_owner(item: BfclItem) -> None:
     with CheckerProcess() as checker:
-        checker.check(item, [])
+        check(checker, item, [])
         running = checker._process
         assert running is not None
     assert running.poll() is not None
@@ -261,4 +266,4 @@ def test_the_process_ends_with_its_owner(item: BfclItem) -> None:
 def test_a_checker_that_cannot_start_is_a_user_error(item: BfclItem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "executable", "/bin/false")
     with CheckerProcess() as checker, pytest.raises(UserError, match="cannot be started"):
-        checker.check(item, [])
+        check(checker, item, [])

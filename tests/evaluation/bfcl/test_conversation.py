@@ -34,7 +34,7 @@ def told(checker: CheckerProcess, item: BfclItem, texts: Sequence[str]) -> Conve
     conversation = Conversation(item)
     for text in texts:
         conversation.take(Generated(text, 1), checker)
-    checker.check_conversation(item, [])  # the next one begins anew
+    checker.check([(item, [])])  # the next one begins anew
     return conversation
 
 
@@ -86,7 +86,7 @@ def test_a_model_that_never_ends_its_turn_is_cut_off_and_fails(checker: CheckerP
     held = told(checker, item, [LS] * (MOST_STEPS + 1))
     assert held.ending == "cut_off"
     assert [len(turn) for turn in held.steps] == [MOST_STEPS + 1]
-    assert checker.check_conversation(item, held.steps).error_type == "multi_turn:force_terminated"
+    assert checker.check([(item, held.steps)])[0].error_type == "multi_turn:force_terminated"
 
 
 def test_the_end_comes_after_the_last_turn(checker: CheckerProcess, item: BfclItem) -> None:
@@ -105,7 +105,7 @@ def test_calls_that_came_as_structure_are_executed_and_kept_as_text(checker: Che
     answer = Generated("I look.", 3, tool_calls=(ToolCall("ls", {"a": True}),))
     held = Conversation(item)
     held.take(answer, checker)
-    checker.check_conversation(item, [])
+    checker.check([(item, [])])
     assert held.steps == [[["ls(a=True)"]]]
     text = answer_text(answer)
     assert decoded_calls(parse_completion(text)) == [{"ls": {"a": True}}]
@@ -144,7 +144,7 @@ def test_conversations_go_on_together(checker: CheckerProcess) -> None:
     assert told_of == sorted(told_of)
     assert told_of[-1] == 3
     for item in items:
-        checker.check_conversation(item, [])
+        checker.check([(item, [])])
 
 
 @pytest.mark.parametrize("category", MULTI_TURN)
@@ -166,7 +166,7 @@ def test_what_is_asked_is_what_the_official_handler_asks(
         for text in (text for turn in texts for text in turn):
             asked.append(ours.question)
             ours.take(Generated(text, 1), checker)
-        checker.check_conversation(item, [])
+        checker.check([(item, [])])
         assert ours.ending == "done"
         assert [len(turn) for turn in ours.answers] == [len(turn) for turn in result]
         assert len(asked) == len(handler.asked)

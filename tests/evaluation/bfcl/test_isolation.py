@@ -103,6 +103,29 @@ def test_a_call_that_never_ends_is_ended_and_costs_no_other_conversation(item: B
             assert "false" in fresh.execute(other, status)[0]
 
 
+def test_an_item_that_never_ends_costs_no_other_item_its_verdict(item: BfclItem) -> None:
+    """Items are sent ahead of the answers: the one at fault is told, those behind it are asked again."""
+    assert item.answer is not None
+    right = [[list(calls)] if calls else [] for calls in item.answer]
+    endless = [[["[0 for _ in iter(int, 1)]"]], *right[1:]]
+    leaving = [[["__import__('sys').exit()"]], *right[1:]]
+    asked = [right, endless, right, leaving, leaving, right, []]
+    with CheckerProcess(item_seconds=3.0) as checker:
+        found = checker.check([(item, turns) for turns in asked])
+        assert [verdict.error_type for verdict in found] == [
+            "",
+            "checker:time_limit",
+            "",
+            "checker:ended",
+            "checker:ended",
+            "",
+            "multi_turn:force_terminated",
+        ]
+        assert [verdict.valid for verdict in found] == [verdict.error_type == "" for verdict in found]
+        assert checker.failures == 3
+        assert checker.check([]) == []
+
+
 @pytest.mark.parametrize("text", ["__import__('sys').exit()", "(_ for _ in ()).throw(KeyboardInterrupt)"])
 def test_an_exit_ends_the_process_and_is_told(item: BfclItem, text: str) -> None:
     with CheckerProcess() as checker:
@@ -118,5 +141,5 @@ def test_conversations_of_two_runs_do_not_meet(item: BfclItem) -> None:
         assert first._run != second._run
         assert first.execute(item, made) == second.execute(item, made)
         assert first.execute(item, made) != second.execute(item, ["pwd()"])
-        first.check_conversation(item, [])  # ends the conversation
+        first.check([(item, [])])  # ends the conversation
         assert first.execute(item, made) == ["None"]

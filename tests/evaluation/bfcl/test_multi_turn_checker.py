@@ -40,15 +40,15 @@ MAKE = [["cd(folder='document')", "mkdir(dir_name='temp')", "mv(source='final_re
 def test_the_reference_is_valid_at_once_and_call_by_call(checker: CheckerProcess, item: BfclItem) -> None:
     turns = reference(item)
     assert turns[0] == MAKE
-    assert checker.check_conversation(item, turns).valid
-    assert checker.check_conversation(item, [[[call] for step in turn for call in step] for turn in turns]).valid
+    assert checker.check([(item, turns)])[0].valid
+    assert checker.check([(item, [[[call] for step in turn for call in step] for turn in turns])])[0].valid
 
 
 def test_known_mistakes_have_the_official_error_types(checker: CheckerProcess, item: BfclItem) -> None:
     turns = reference(item)
 
     def kind(first: list[list[str]], rest: Turns = turns[1:]) -> str:
-        return checker.check_conversation(item, [first, *rest]).error_type
+        return checker.check([(item, [first, *rest])])[0].error_type
 
     (calls,) = MAKE
     assert kind([calls[:2]]) == "multi_turn:instance_state_mismatch"  # a call less
@@ -77,9 +77,9 @@ def test_calls_where_none_is_due_are_judged_by_what_they_leave(checker: CheckerP
     read, written = copy.deepcopy(turns), copy.deepcopy(turns)
     read[silent] = [["pwd()"]]
     written[silent] = [["mkdir(dir_name='extra')"]]
-    assert checker.check_conversation(item, turns).valid
-    assert checker.check_conversation(item, read).valid
-    assert checker.check_conversation(item, written).error_type == "multi_turn:instance_state_mismatch"
+    assert checker.check([(item, turns)])[0].valid
+    assert checker.check([(item, read)])[0].valid
+    assert checker.check([(item, written)])[0].error_type == "multi_turn:instance_state_mismatch"
 
 
 def a_turn_less(turns: Turns) -> Turns:
@@ -104,6 +104,6 @@ def test_verdicts_are_those_of_the_official_function(
         turns = change(reference(item))
         entry = {"id": item.id, "initial_config": item.initial_config, "involved_classes": item.involved_classes}
         theirs = check(turns, item.answer, entry, category, f"{change.__name__}_{category}")
-        ours = checker.check_conversation(item, turns)
+        ours = checker.check([(item, turns)])[0]
         assert (ours.valid, ours.error_type) == (theirs["valid"], theirs.get("error_type", ""))
         assert ours.error == theirs.get("error_message", "")[:500]
