@@ -25,23 +25,24 @@ import torch
 from accelerate.utils import DistributedType, gather, gather_object, send_to_device
 from trl import GRPOTrainer
 
-from awpo.advantages import Estimate, estimate
+from awpo.advantages import estimate
 from awpo.decoding import Decoder, Row, uniform_numbers
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.methods import Method
 from awpo.training.compact_forward import in_pieces
-from awpo.training.dynamic_sampling import replace_groups, varying_groups
+from awpo.training.dynamic_sampling import replace_groups, teaching_groups, varying_groups
 from awpo.training.rollout_buffer import EpochOrder, RolloutState
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
-from awpo.training.scoring import Scorer, Scores
+from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
 from awpo.types import Instance
 
 # Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
 ROLLOUTS_AT_ONCE = 128
 PLAIN_ARGUMENTS = ("batch_size", "compute_entropy", "compute_aux_loss")
 SPENT = ("seconds/judge", "seconds/rollout", "tokens/rollout")
-REWARDS = ("format", "correct", "overlong", "reasoning")
+# What advantages are made of, a column (B,) each.
+COLUMNS = ("format", "correct", "overlong", "reasoning", "r_min", "r_max")
 
 
 def scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -66,7 +67,8 @@ class PolicyTrainer(GRPOTrainer):
         self._begun: tuple[list[list[int]], Future[Scores]] | None = None
         self._judge_wait = 0.0
         self._watch = RolloutWatch(method, self._warn)
-        self._draws = 0
+        self._draws: list[Drawn] = []
+        self._told: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
 
     # Checkpoints: TRL leaves out the rollouts and the position in them.
@@ -144,49 +146,63 @@ class PolicyTrainer(GRPOTrainer):
         return str(self._tokenizer.decode([i for i in ids if i not in ends], skip_special_tokens=False))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
-        self._draws = 0
+        self._draws = []
         batch = self._roll_out(inputs, group_size)
         rounds = self.method.dynamic_sampling_rounds if self.model.training else 0
-        return self._fill_empty_groups(batch, group_size, rounds) if rounds else batch
+        if rounds:
+            batch = self._fill_empty_groups(batch, group_size, rounds)
+        self._tell(batch["row"].tolist())
+        return {key: value for key, value in batch.items() if key not in (*COLUMNS, "row", "teaches")}
 
     def _roll_out(self, inputs: list[dict[str, Any]], group_size: int) -> dict[str, Any]:
-        """TRL's rollout batch, with the method's advantages and a clip radius for each row."""
-        self._draws += 1
+        """One draw: TRL's batch, and columns (B,) for what advantages are made of and for what is told of it."""
         self._rows = inputs
         start, tokens_before = time.perf_counter(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
-        instances, texts, scores = self._scored
-        rewards_N = {name: self._gathered(getattr(scores, name)) for name in REWARDS}
-        rewards_N["outcome"] = rewards_N["format"] + rewards_N["correct"] + rewards_N["overlong"]
-        read = {*self.method.rewards, "outcome"} | ({"reasoning"} if self.scorer.judge else set())
-        # Every prompt's rows stand together, in the order of the processes, so groups are whole here.
-        result = estimate(
-            self.method,
-            {name: rewards_N[name].view(-1, group_size) for name in sorted(read)},
-            r_min=self._gathered(scores.r_min).view(-1, group_size)[:, 0],
-            r_max=self._gathered(scores.r_max).view(-1, group_size)[:, 0],
-        )
-        first = self.accelerator.process_index * len(inputs)
-        rows = slice(first, first + len(inputs))
-        output["advantages"] = result.advantages.reshape(-1)[rows].to(output["advantages"].dtype)
-        output["clip_low"] = result.clip_low.repeat_interleave(group_size)[rows]
-        output["clip_high"] = result.clip_high.repeat_interleave(group_size)[rows]
-        self._report(rewards_N, result, scores)
+        drawn = Drawn(*self._scored)
+        self._draws.append(drawn)
+        device = self.accelerator.device
+        for name in COLUMNS:
+            output[name] = torch.tensor(getattr(drawn.scores, name), dtype=torch.float32, device=device)
+        output["row"] = torch.arange(len(inputs), device=device) + len(inputs) * (len(self._draws) - 1)
+        self._credit(output, group_size)
         judging = max(gather_object([self._judge_wait]))
         store = self._metrics["train" if self.model.training else "eval"]
         store["seconds/judge"].append(judging)
         store["seconds/rollout"].append(time.perf_counter() - start - judging)
         store["tokens/rollout"].append(self.state.num_input_tokens_seen - tokens_before)
-        if self.accelerator.is_main_process:
-            advantages = [round(value, 6) for value in output["advantages"].tolist()]
-            self.scorer.write_samples(self.state.global_step, instances, texts, scores, advantage=advantages)
         return output
 
+    def _credit(self, batch: dict[str, Any], group_size: int) -> None:
+        """Gives the rows of `batch` their advantages and clip radii, and notes what came of the rollouts of all."""
+        rewards_N = {name: gather(batch[name]) for name in COLUMNS}
+        rewards_N["outcome"] = rewards_N["format"] + rewards_N["correct"]
+        # Every prompt's rows stand together, in the order of the processes, so groups are whole here.
+        rewards_PG = {name: values_N.view(-1, group_size) for name, values_N in rewards_N.items()}
+        read = {*self.method.rewards, "outcome"} | ({"reasoning"} if self.scorer.judge else set())
+        result = estimate(
+            self.method,
+            {
+                name: rewards_PG[name] + rewards_PG["overlong"] if name == "outcome" else rewards_PG[name]
+                for name in sorted(read)
+            },
+            r_min=rewards_PG["r_min"][:, 0],
+            r_max=rewards_PG["r_max"][:, 0],
+        )
+        count = len(batch["row"])
+        first = self.accelerator.process_index * count
+        rows = slice(first, first + count)
+        batch["advantages"] = result.advantages.reshape(-1)[rows].to(batch["advantages"].dtype)
+        batch["clip_low"] = result.clip_low.repeat_interleave(group_size)[rows]
+        batch["clip_high"] = result.clip_high.repeat_interleave(group_size)[rows]
+        batch["teaches"] = teaching_groups(self.method, rewards_PG, result).repeat_interleave(group_size)[rows]
+        self._told = {"rewards": rewards_N, "result": result, "advantages": batch["advantages"]}
+
     def _fill_empty_groups(self, batch: dict[str, Any], group_size: int, rounds: int) -> dict[str, Any]:
-        """Dynamic sampling, at most `rounds` rounds; the metrics stay those of the batch as it was first drawn, but for
-        what was spent."""
+        """Dynamic sampling, at most `rounds` rounds. A group that none could fill has no advantages."""
         store = self._metrics["train"]
         used = 0
         for draw in range(rounds):
@@ -195,27 +211,31 @@ class PolicyTrainer(GRPOTrainer):
                 break
             used += 1
             kept = {name: list(values) for name, values in store.items()}
-            drawn = self._roll_out(self._fresh_rows(len(batch["advantages"]), group_size, draw), group_size)
+            drawn = self._roll_out(self._fresh_rows(len(batch["row"]), group_size, draw), group_size)
             spent = {name: [sum(store[name])] for name in SPENT}
             tokens = store["num_tokens"]
             store.clear()
             store.update({**kept, **spent, "num_tokens": tokens})
             batch = replace_groups(batch, drawn, group_size, int(self._tokenizer.pad_token_id))
+            self._credit(batch, group_size)
+        batch["advantages"] = batch["advantages"].where(batch["teaches"], 0)
+        self._told["advantages"] = batch["advantages"]
         empty_share = gather((~varying_groups(batch, group_size)).float().mean().reshape(1)).mean().item()
         store["dynamic_sampling/rounds"].append(float(used))
         store["dynamic_sampling/empty_share"].append(empty_share)
         if empty_share:
             self._warn(f"{empty_share:.0%} of the groups have no variance after {used} rounds of sampling")
-        batch["num_items_in_batch"] = gather(batch["completion_mask"].sum().reshape(1)).sum()
+        lengths = batch["completion_mask"].sum(dim=1)
+        batch["num_items_in_batch"] = gather(lengths).sum()
+        # TRL's are of the groups that were drawn first.
+        last = batch["completion_ids"].gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
+        store["completions/mean_length"][-1] = gather(lengths).float().mean().item()
+        store["completions/clipped_ratio"][-1] = gather(~torch.isin(last, ends)).float().mean().item()
         return batch
 
     def _fresh_rows(self, count: int, group_size: int, draw: int) -> list[dict[str, Any]]:
         """Other prompts of the training set; which ones depends on seed, step and round alone, so resuming is exact."""
-        if count % group_size:
-            raise UserError(
-                f"dynamic sampling needs whole groups on every process: {count} rollouts are no multiple of "
-                f"{group_size}; change policy.prompts_per_rollout"
-            )
         seed = f"{self.args.seed}-{self.state.global_step}-{draw}-{self.accelerator.process_index}"
         picked = random.Random(seed).choices(range(len(self.train_dataset)), k=count // group_size)
         return [dict(self.train_dataset[index]) for index in picked for _ in range(group_size)]
@@ -244,7 +264,7 @@ class PolicyTrainer(GRPOTrainer):
         The random numbers of a rollout depend on seed, step, round and its row among those of all processes alone: how
         many processes share the work changes nothing.
         """
-        key = f"{self.args.seed}-{self.state.global_step}-0-{self._draws}"
+        key = f"{self.args.seed}-{self.state.global_step}-0-{len(self._draws) + 1}"
         first = self.accelerator.process_index * len(prompt_ids)
         numbers: dict[tuple[int, ...], int] = {}
         limit = self.max_completion_length
@@ -291,9 +311,6 @@ class PolicyTrainer(GRPOTrainer):
         make the same forward passes."""
         return self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
 
-    def _gathered(self, values: Sequence[float]) -> torch.Tensor:
-        return gather(torch.tensor(list(values), dtype=torch.float32, device=self.accelerator.device))
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         low, high = self.epsilon_low, self.epsilon_high
         self.epsilon_low, self.epsilon_high = inputs["clip_low"].unsqueeze(1), inputs["clip_high"].unsqueeze(1)
@@ -306,17 +323,25 @@ class PolicyTrainer(GRPOTrainer):
         finally:
             self.epsilon_low, self.epsilon_high = low, high
 
-    def _report(self, rewards_N: dict[str, torch.Tensor], result: Estimate, scores: Scores) -> None:
-        """Hands the rollout's metrics to TRL's store (docs/method.md), which averages them until it logs."""
+    def _tell(self, rows: list[int]) -> None:
+        """Hands the metrics of the groups that are trained on to TRL's store (docs/metrics.md), which averages them
+        until it logs, and writes some of their rollouts down."""
+        rewards_N, result = self._told["rewards"], self._told["result"]
+        drawn = chosen_rows(self._draws, rows)
         metrics = self._metrics["train" if self.model.training else "eval"]
         values = reward_metrics(self.method, rewards_N) | result.metrics()
-        if scores.grades:
-            values["judge/seconds_per_judgement"] = scores.judge_seconds / len(scores.grades)
+        if judged := sum(len(one.scores.grades) for one in self._draws):
+            values["judge/seconds_per_judgement"] = drawn.scores.judge_seconds / judged
             values |= self.scorer.metrics()
         for name, value in values.items():
             metrics[name].append(value)
-        if self._draws == 1:  # later ones stand in for the groups without variance of the first
-            self._watch.see(rewards_N, result)
+        self._watch.see(rewards_N, result)
+        if self.accelerator.is_main_process:
+            advantages = [round(value, 6) for value in self._told["advantages"].tolist()]
+            draws = {"draw": [row // len(rows) for row in rows]} if self.method.dynamic_sampling_rounds else {}
+            self.scorer.write_samples(
+                self.state.global_step + 1, drawn.instances, drawn.texts, drawn.scores, advantage=advantages, **draws
+            )
 
     def _warn(self, message: str) -> None:
         if self.accelerator.is_main_process:

@@ -28,13 +28,13 @@ REMEDIES = {
 def reward_metrics(method: Method, rewards_N: dict[str, Tensor]) -> dict[str, float]:
     """Mean rewards of N rollouts under the names that runs log, and how far judge and outcome agree.
 
-    `rewards_N` holds format, correct, overlong, outcome (their sum) and reasoning (NaN where there is none), (N,)
-    each. The total is what the method is trained on: with the reasoning reward where the method reads it. What is
-    undefined is left out.
+    `rewards_N` holds format, correct, outcome (the sum of the two), overlong and reasoning (NaN where there is none),
+    (N,) each. The total is what the method is trained on: with the overlong penalty, and with the reasoning reward
+    where the method reads it. What is undefined is left out.
     """
     names = ["format", "correct", *(["overlong"] if method.overlong_share else []), "outcome"]
     values = {f"reward/{name}": rewards_N[name].mean().item() for name in names}
-    total = values["reward/outcome"]
+    total = values["reward/outcome"] + values.get("reward/overlong", 0.0)
     judged = ~rewards_N["reasoning"].isnan()
     if judged.any():
         values["reward/reasoning"] = rewards_N["reasoning"][judged].mean().item()

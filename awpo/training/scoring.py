@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,27 @@ class Scores:
     r_max: list[float] = field(default_factory=list)
     grades: list[Grades] = field(default_factory=list)
     judge_seconds: float = 0.0
+
+
+@dataclass
+class Drawn:
+    """One draw of N completions with their scores, each list of length N."""
+
+    instances: list[Instance]
+    texts: list[str]
+    scores: Scores
+
+
+def chosen_rows(draws: Sequence[Drawn], rows: Sequence[int]) -> Drawn:
+    """Rows of several draws of N each, as one: row `i` is the draw i // N's row i % N. Seconds are of all draws."""
+    places = [divmod(row, len(draws[0].texts)) for row in rows]
+    scores = Scores(judge_seconds=sum(drawn.scores.judge_seconds for drawn in draws))
+    for name in (column.name for column in fields(Scores) if column.name != "judge_seconds"):
+        if getattr(draws[0].scores, name):
+            setattr(scores, name, [getattr(draws[draw].scores, name)[row] for draw, row in places])
+    return Drawn(
+        [draws[draw].instances[row] for draw, row in places], [draws[draw].texts[row] for draw, row in places], scores
+    )
 
 
 class Scorer:
@@ -112,11 +134,16 @@ class Scorer:
     def write_samples(
         self, step: int, instances: Sequence[Instance], texts: Sequence[str], scores: Scores, **rows: Sequence[Any]
     ) -> None:
-        """Appends a few rollouts of the batch, evenly spread, for people to read."""
+        """Appends a few rollouts of the batch for people to read; which ones depends on seed and step alone.
+
+        `step` is the optimiser step, from 1, that first trains on the batch: the one whose metrics tell of it.
+        """
         if self.samples_file is None:
             return
+        generator = random.Random(f"samples-{self.config.seed}-{step}")
+        picked = generator.sample(range(len(texts)), min(SAMPLES_PER_BATCH, len(texts)))
         with open(self.samples_file, "a", encoding="utf-8") as file:
-            for index in range(0, len(texts), max(1, len(texts) // SAMPLES_PER_BATCH)):
+            for index in sorted(picked):
                 row = {
                     "step": step,
                     "instance": instances[index].id,
@@ -158,7 +185,7 @@ def _requests(instance: Instance, text: str, grades: Grades) -> dict[str, Any]:
 
 
 def drop_samples_from(file: Path, step: int) -> None:
-    """Removes the samples of rollouts made at optimiser step `step` (from 0) or later, which will be made again."""
+    """Removes the samples of rollouts made for optimiser step `step` or a later one, which will be made again."""
     if not file.exists():
         return
     kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) < step]

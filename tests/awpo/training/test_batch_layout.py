@@ -237,17 +237,30 @@ def test_a_replaced_group_counts_with_its_own_tokens(
 ) -> None:
     """After dynamic sampling dapo's divisor is the tokens of the rows that are trained on."""
     trainer = make_trainer("dapo", "dapo", 4, tiny_model, instances, tmp_path)
-    first = {**batch, "advantages": batch["advantages"].clone()}
-    first["advantages"][4:8] = 0
+    # Outcomes differ in every group, but for the second of those that are drawn first.
+    columns = {name: torch.zeros(ROWS) for name in ("format", "overlong", "reasoning")}
+    columns |= {
+        "correct": torch.arange(ROWS) % 4.0,
+        "r_min": torch.full((ROWS,), -3.0),
+        "r_max": torch.full((ROWS,), 4.0),
+    }
     drawn = {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
+    drawn |= {**columns, "row": torch.arange(ROWS) + ROWS, "teaches": torch.ones(ROWS, dtype=torch.bool)}
+    first = {**batch, **columns, "row": torch.arange(ROWS), "correct": columns["correct"].clone()}
+    first["correct"][4:8] = 0
+    trainer._credit(first, GROUP)
     monkeypatch.setattr(trainer, "_roll_out", lambda *_: drawn)
-    trainer._metrics["train"]["num_tokens"] = [1]
+    store = trainer._metrics["train"]
+    for name in ("num_tokens", "completions/mean_length", "completions/clipped_ratio"):
+        store[name] = [1]
     filled = trainer._fill_empty_groups(first, GROUP, 1)
     # The second group's rows are now the first of those drawn, which are the last of the batch.
+    assert filled["row"][4:8].tolist() == [32, 33, 34, 35]
     counts = [int(mask.sum()) for mask in batch["completion_mask"]]
     expected = sum(counts) - sum(counts[4:8]) + sum(counts[28:32])
     assert expected != sum(counts)
     assert filled["num_items_in_batch"] == expected == filled["completion_mask"].sum()
+    assert store["completions/mean_length"] == [pytest.approx(expected / ROWS)]
 
 
 class Killed(RuntimeError):

@@ -97,3 +97,21 @@ def test_the_rubrics_criteria_are_kept_beside_the_score(instances: Path, tmp_pat
     assert judgement.keys() == {"score", "coherence", "correctness", "appropriateness"}
     assert scores.reasoning[0] == pytest.approx(3 * judgement["score"])
     assert scorer.metrics() == {}
+
+
+def test_every_rollout_can_become_a_sample(instances: Path, tmp_path: Path) -> None:
+    """Not the first of each group alone; the same step of the same run gives the same ones."""
+    chosen = read_instances(instances, {"train"})[:1] * 16
+    texts = [f"answer {index}" for index in range(16)]
+    seen = {}
+    for name in ("one", "two"):
+        scorer = Scorer(get_method("grpo"), PolicyConfig(), tmp_path / name)
+        scores = scorer.score(chosen, texts, [3] * 16)
+        for step in range(1, 31):
+            scorer.write_samples(step, chosen, texts, scores)
+        seen[name] = (tmp_path / name).read_text()
+    assert seen["one"] == seen["two"]
+    rows = [json.loads(line) for line in seen["one"].splitlines()]
+    assert len(rows) == 30 * 4
+    assert {row["completion"] for row in rows} == set(texts)
+    assert [row["step"] for row in rows] == [step for step in range(1, 31) for _ in range(4)]
