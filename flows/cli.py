@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.cli_compare import compare
 from flows.cli_data import data_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(judge_app, name="judge")
+app.command()(compare)
 app.command()(study)
 app.command()(methods)
 
@@ -140,30 +142,6 @@ def evaluate(
     columns = ("benchmark", "split", "mode", "group", "accuracy", "low", "high", "items")
     rows = [[row[name] for name in columns] for row in result["scores"]]
     print_whole(Console(), plain_table(f"Evaluation of {checkpoint}", columns, rows))
-
-
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a finished evaluation.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another one, of the same items.")],
-    as_json: Json = False,
-) -> None:
-    """Compares two evaluations item by item: differences of accuracy with intervals."""
-    from evaluation.compare import compare as compare_runs
-    from evaluation.compare import read_run
-
-    found = [row.to_json() for row in compare_runs(read_run(first), read_run(second))]
-    if as_json:
-        print_json({"differences": found})
-        return
-    from rich.console import Console
-
-    from flows.screen import plain_table, print_whole
-
-    columns = ("benchmark", "split", "mode", "first", "second", "difference", "low", "high", "items")
-    print_whole(
-        Console(), plain_table(f"{second} against {first}", columns, [[row[name] for name in columns] for row in found])
-    )
 
 
 @app.command()

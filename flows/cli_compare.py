@@ -1,0 +1,71 @@
+"""`awpo compare`: evaluations side by side, and beside the paper's figures."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from flows.cli_support import Json, print_json
+
+
+class Tables(StrEnum):
+    """What is shown."""
+
+    differences = "differences"
+    paper = "paper"
+
+
+class TextFormat(StrEnum):
+    """How it is shown."""
+
+    screen = "screen"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+def compare(
+    evaluations: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of finished evaluations of the same items, FOLDER or LABEL=FOLDER; all are compared with the "
+            "first. Those of one label (else of one name) are seeds of one method: 'seed-N' in the path says which."
+        ),
+    ],
+    tables: Annotated[
+        Tables, typer.Option(help="differences: all against the first; paper: scores in the paper's tables.")
+    ] = Tables.differences,
+    form: Annotated[TextFormat, typer.Option("--format", help="What the tables are written as.")] = TextFormat.screen,
+    as_json: Json = False,
+) -> None:
+    """Compares evaluations item by item: differences of accuracy with intervals, tests, Holm's correction."""
+    from evaluation.comparison_tables import compare_all, differences_table, read_subjects
+
+    subjects = read_subjects(evaluations)
+    if tables is Tables.differences:
+        rows = compare_all(subjects)
+        found = [differences_table(rows)]
+        value = {"differences": [row.to_json() for row in rows]}
+    else:
+        from evaluation.paper.tables import paper_tables
+
+        found = paper_tables(subjects)
+        value = {"cells": [dict(record) for table in found for record in table.records]}
+    if as_json:
+        print_json(value)
+    elif form is TextFormat.screen:
+        from rich.console import Console
+
+        from flows.screen import plain_table, print_whole
+
+        console = Console()
+        for table in found:
+            print_whole(console, plain_table(table.title, table.columns, [list(row) for row in table.rows]))
+            for note in table.notes:
+                console.print(note, markup=False, highlight=False)
+    else:
+        from evaluation.text_tables import render
+
+        typer.echo(render(found, form.value), nl=False)
