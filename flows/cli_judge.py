@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli_support import Commands, Json, print_json, progress_shown
+
+SAMPLED = 500
+"""Instances whose prompts an estimate is made from."""
 
 judge_app = typer.Typer(cls=Commands, help="Measures judges of thoughts.", no_args_is_help=True)
 
@@ -79,6 +83,31 @@ def evaluate(
     for text in judge_report(config.label, summary):
         typer.echo(text)
     typer.echo(f"in {out}")
+
+
+@judge_app.command()
+def estimate(
+    instances: Annotated[Path, typer.Option(help="Folder of instances with rationales.")],
+    thoughts: Annotated[int, typer.Option(min=1, help="Rollouts of a run: rollout batches x prompts x group size.")],
+    judge: Annotated[str, typer.Option(help="Preset of infra/presets/judges, or a YAML file.")] = "paper",
+    as_json: Json = False,
+) -> None:
+    """Says what judging a training run will take, before it begins: requests, tokens and, with prices, cost."""
+    from awpo.endpoint_presets import read_judge
+    from flows.preflight import check_file
+
+    config = read_judge(judge)
+    check_file(instances, "folder of instances")
+    from awpo.judge_cost import estimate_judgements
+    from awpo.judge_evaluation import sampled_instances
+
+    found = estimate_judgements(sampled_instances(instances, SAMPLED, seed=0), config, thoughts)
+    if as_json:
+        print_json(asdict(found) if found else {"requests": 0})
+    elif found is None:
+        typer.echo(f"the judge {config.label} asks no model and costs nothing")
+    else:
+        typer.echo(f"{config.label}: {found}")
 
 
 def judge_report(label: str, summary: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from mlflow.entities import (
+    Assessment,
     AssessmentError,
     AssessmentSource,
     AssessmentSourceType,
@@ -208,7 +209,7 @@ def _reason(judgement: dict[str, Any]) -> str:
     return read_reason(answers[-1]["text"]) if answers else ""
 
 
-def _assessments(config: JudgeConfig, trace: str, judgement: dict[str, Any]) -> list[Feedback]:
+def _assessments(config: JudgeConfig, trace: str, judgement: dict[str, Any]) -> list[Assessment]:
     """The score and each criterion as feedback, in [0, 1]; a failed judgement is an error, never a number."""
     asked = config.endpoint
     source = (
@@ -216,7 +217,7 @@ def _assessments(config: JudgeConfig, trace: str, judgement: dict[str, Any]) -> 
         if asked
         else AssessmentSource(AssessmentSourceType.CODE, config.kind)
     )
-    found = []
+    found: list[Assessment] = []
     for name in ("score", *CRITERIA):
         value = judgement.get(name)
         if value is not None:
