@@ -21,6 +21,12 @@ from awpo.settings import Settings
 class EndpointConfig(Settings):
     """An OpenAI-compatible chat endpoint."""
 
+    # Where and how patiently a model is asked, and for how much: a run that a limit ended goes on under a higher one.
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"base_url", "api_key_variable", "concurrency", "timeout_seconds", "attempts", "requests_per_minute"}
+        | {"tokens_per_minute", "input_price", "output_price", "spending_limit", "token_limit", "cache"}
+    )
+
     base_url: str = Field(description="Base URL, ending in /v1")
     model: str = Field(description="Model name to ask for")
     api_key_variable: str = Field("OPENAI_API_KEY", description="Environment variable that holds the key")

@@ -23,7 +23,9 @@ class Settings(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """What the result depends on, as JSON values: work of the same identity is the same work."""
-        return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
+        found = self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
+        inner = {name: getattr(self, name) for name in found}
+        return found | {name: value.identity() for name, value in inner.items() if isinstance(value, Settings)}
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from awpo.config import EndpointConfig, JudgeConfig
+from awpo.config import EndpointConfig, JudgeConfig, PolicyConfig
 from awpo.endpoint import Endpoint
 from awpo.endpoint_limits import Budget, SpendingLimitReached
 from awpo.endpoint_spending import SPENDING, Spending, machines, spending_file
@@ -184,3 +184,13 @@ def test_the_judges_of_a_run_share_its_limit(tmp_path: Path) -> None:
     asyncio.run(first.settle((10, 60), (10, 60)))
     with pytest.raises(SpendingLimitReached, match="70 of 100 tokens"):
         asyncio.run(second.reserve(10, 30))
+
+
+def test_training_goes_on_under_a_higher_limit_and_another_address_but_not_with_another_model() -> None:
+    def identity(**endpoint: Any) -> dict[str, Any]:
+        judge = {"kind": "endpoint", "endpoint": config(**endpoint).model_dump()}
+        return PolicyConfig.read({"judge": judge}, "the test").identity()
+
+    assert identity(token_limit=100) == identity(token_limit=200, concurrency=2, url="http://127.0.0.1:2/v1")
+    assert identity() != identity(model="other")
+    assert identity() != identity(temperature=0.5)
