@@ -17,7 +17,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: bench-bfcl peer-bfcl bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -45,6 +45,12 @@ bench-data: $(READY) ## What preparing data costs, against parsing and writing a
 
 soak-data: $(READY) ## A million dialogues: does memory stay the same, is a killed run the same? Half an hour, 12 GB
 	$(BIN)/python tests/benchmarks/soak_data.py
+
+bench-bfcl: $(READY) ## What scoring BFCL's stored outputs costs, against the official script; half a minute
+	$(BIN)/python tests/benchmarks/bench_bfcl.py
+
+peer-bfcl: $(READY) ## The same outputs scored here and by the official BFCL script, in an environment of its own: .venv-bfcl, 0.5 GB
+	$(BIN)/python tests/peer/peer_bfcl.py
 
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve
@@ -87,4 +93,4 @@ clean: ## Remove caches and build leftovers; results in runs/ and environments s
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## And the environments
-	rm -rf .venv .venv-vllm
+	rm -rf .venv .venv-vllm .venv-bfcl
