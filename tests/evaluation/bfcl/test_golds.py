@@ -14,7 +14,7 @@ from evaluation.bfcl.process import CheckerProcess
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
-# References that no answer passes, whoever gives it: they contradict the document of their own function (another
+# References that fail, and with them every sensible answer: they contradict the document of their own function (another
 # name, a parameter it lacks, or that it requires and the reference doesn't know), allow no value at all, or hold
 # values that the reader of Java makes of no text (numbers and truths in a list of "any"; a value beside the list of
 # those allowed).
