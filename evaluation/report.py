@@ -17,7 +17,7 @@ from evaluation.charts import COLOURS, LineChart, interval_chart, line_chart, sm
 from evaluation.tables import (
     Key,
     RunSummary,
-    bfcl_table,
+    benchmark_tables,
     group_table,
     key_of,
     labels_of,
@@ -92,7 +92,7 @@ def write_report(
         seeds=seed_rows(runs, splits, labels),
         curves=_curves(runs, styles, labels),
         groups=group_table(runs, splits),
-        bfcl=bfcl_table(runs),
+        benchmarks=benchmark_tables(runs),
         protocols=sorted(
             {f"{row['benchmark']}: {row['protocol']}" for run in runs for row in run.scores if row.get("protocol")}
         ),

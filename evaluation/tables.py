@@ -225,39 +225,50 @@ def _rates(row: Mapping[str, Any] | None) -> list[Cell]:
     return [Cell("–", style="none") if share is None else Cell(percent(share)) for share in shares]
 
 
-def bfcl_table(runs: Sequence[RunSummary]) -> list[list[Cell]]:
-    """Categories and averages as rows, runs as columns: accuracy, interval, items, empty-output rate.
+BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bfcl_v3": ("BFCL v3", (*CATEGORIES, *(average.name for average in AVERAGES))),
+    "api_bank": ("API-Bank", ()),
+    "mmlu_pro": ("MMLU-Pro", ()),
+}
+"""Heading of each benchmark's table, and the rows that are shown even where they were not run."""
 
-    Empty where none ran it.
+
+def benchmark_tables(runs: Sequence[RunSummary]) -> list[tuple[str, list[list[Cell]]]]:
+    """By benchmark its heading and, where any run has it, its table: splits and averages as rows, runs as columns.
+
+    A cell holds accuracy, interval, items and the share of empty outputs, or says what is lacking.
     """
-    if not any(row["benchmark"] == "bfcl_v3" for run in runs for row in run.scores):
-        return []
-    table = [
-        [Cell(category), *(_bfcl_cell(score_row(run, "bfcl_v3", category, "greedy")) for run in runs)]
-        for category in CATEGORIES
-    ]
-    for average in AVERAGES:
-        cells = [Cell(average.name)]
+    return [(title, _benchmark_table(name, due, runs)) for name, (title, due) in BENCHMARKS.items()]
+
+
+def _benchmark_table(benchmark: str, due: Sequence[str], runs: Sequence[RunSummary]) -> list[list[Cell]]:
+    found: dict[str, None] = {}
+    for group in ("all", "average"):
         for run in runs:
-            row = score_row(run, "bfcl_v3", average.name, "greedy", "average")
-            if row is not None and row.get("partial"):
-                due = len(row["categories"])
-                lost = sum(row["missing"].values())
-                unanswered = f", {lost} items without an answer" if lost else ""
-                text = f"partial: {due - len(row['not_run'])} of {due} categories{unanswered}"
-                cells.append(Cell(text, style="none"))
-            else:
-                cells.append(_bfcl_cell(row))
-        table.append(cells)
+            its = (row for row in run.scores if (row["benchmark"], row["mode"]) == (benchmark, "greedy"))
+            found |= dict.fromkeys(row["split"] for row in its if row["group"] == group)
+    if not found:
+        return []
+    table = []
+    for split in dict.fromkeys((*due, *found)):
+        rows = [score_row(run, benchmark, split, "greedy", group) for run in runs for group in ("all", "average")]
+        table.append([Cell(split), *(_score_cell(one or two) for one, two in zip(rows[::2], rows[1::2], strict=True))])
     return table
 
 
-def _bfcl_cell(row: Mapping[str, Any] | None) -> Cell:
+def _score_cell(row: Mapping[str, Any] | None) -> Cell:
+    if row is not None and row["accuracy"] is None:
+        due = row.get("categories") or row["splits"]
+        lost = sum(row["missing"].values())
+        unanswered = f", {lost} items without an answer" if lost else ""
+        return Cell(f"partial: {len(due) - len(row['not_run'])} of {len(due)} categories{unanswered}", style="none")
     cell = _accuracy(row)
     if row is None:
         return cell
-    failures = f", {row['checker_failures']} without a verdict" if row.get("checker_failures") else ""
-    return Cell(cell.text, cell.small, more=f"{cell.title}, empty {percent(row['empty_rate'], 0)}{failures}")
+    more = f"{cell.title}, empty {percent(row['empty_rate'], 0)}"
+    more += f", {row['missing']} without an answer" if row.get("missing") else ""
+    more += f", {row['checker_failures']} without a verdict" if row.get("checker_failures") else ""
+    return Cell(cell.text, cell.small, more=more)
 
 
 def duration(seconds: float | None) -> str:

@@ -17,6 +17,7 @@ from awpo.errors import UserError
 from evaluation.bfcl.benchmark import summary_rows
 from evaluation.items import Item, score_rows, write_items
 from evaluation.report import RunSummary, write_report
+from evaluation.slices import pooled
 from evaluation.tables import duration
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
@@ -152,12 +153,24 @@ def test_bfcl_shows_items_and_empty_outputs_and_never_a_zero_for_what_is_missing
     found = [bfcl("irrelevance", missing=3), bfcl("simple", checker_failures=2), bfcl("multiple")]
     some = replace(some, scores=[*some.scores, *found, *summary_rows(found)])
     _, page = report(tmp_path, some)
-    assert page.row("irrelevance")[1] == "50.0%30.0 – 70.030 of 240 items, empty 40%"
+    assert page.row("irrelevance")[1] == "50.0%30.0 – 70.030 of 240 items, empty 40%, 3 without an answer"
     assert "2 without a verdict" in page.row("simple")[1]
     assert page.row("live_simple")[1] == "not run"
     assert page.row("Non-Live AST Acc")[1] == "partial: 2 of 6 categories"
     assert page.row("Overall Acc")[1] == "partial: 3 of 17 categories, 3 items without an answer"
     assert page.row("Live Acc")[1] == "not run"
+
+
+def test_other_benchmarks_have_their_tables_and_totals_that_are_partial(tmp_path: Path) -> None:
+    level = bfcl("toolrl-compat/level-1", benchmark="api_bank", items=399, available=399, protocol="ToolRL's")
+    lost = {**level, "split": "toolrl-compat/level-2", "items": 60, "available": 67, "partial": True, "missing": 7}
+    total = pooled([level, lost], ["toolrl-compat/level-1", "toolrl-compat/level-2"], split="toolrl-compat/overall")
+    assert total is not None
+    text, page = report(tmp_path, replace(run("some", "sft"), scores=[level, lost, total]))
+    assert page.row("toolrl-compat/level-1")[1] == "50.0%30.0 – 70.0399 items, empty 40%"
+    assert page.row("toolrl-compat/level-2")[1].endswith("60 of 67 items, empty 40%, 7 without an answer")
+    assert page.row("toolrl-compat/overall")[1] == "partial: 2 of 2 categories, 7 items without an answer"
+    assert re.search(r"MMLU-Pro</h2>\s*<p class=\"soft\">Not run", text)
 
 
 def test_depth_kind_and_rates_stand_beside_each_other(tmp_path: Path) -> None:
