@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -20,7 +21,7 @@ from prefect.artifacts import (
 from prefect.client.schemas import State
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import flow_run, task_run
 from prefect.settings import get_current_settings
 from prefect.utilities.urls import url_for
 
@@ -115,6 +116,9 @@ class StageRun:
             self.progress(int(row.get("done", 0)), int(row.get("total", 0)), str(row.get("what", "")))
         elif kind == "warning":
             self.warn(str(row.get("message", "")))
+        elif kind == "note":
+            self.line.note(str(row.get("message", "")))
+            log(f"{self.work.title}: {row.get('message', '')}")
 
     def work_apart(self, module: str, job: dict[str, Any], threads: int) -> None:
         """Runs a worker module on `job` in a process of its own, relaying its events and metrics.
@@ -148,8 +152,12 @@ class StageRun:
 def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
     """Opens the stage's run in MLflow and its line of progress, and ends both by how the block ends."""
     line = open_line(work.title)
+    attempt = task_run.run_count or 1
     try:
         check_cancelled()
+        if attempt > 1:
+            line.note(f"attempt {attempt}, with what the one before left")
+            log(f"{work.title}: attempt {attempt}, with what the one before left in {work.folder}")
         fingerprint = work.fingerprint()
         run = open_run(tracking, work.title, work.folder, fingerprint, {**prefect_tags(), "awpo.stage": work.stage})
         with ended_truly(run):
@@ -160,9 +168,12 @@ def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
                 run.inputs(work.inputs)
             yield stage
             manifest = stage.manifest()
-            stage.results({"seconds": manifest.seconds})
+            stage.results({"seconds": manifest.seconds, "attempts": manifest.attempts})
             show_manifest(work.title, manifest)
     except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, UserError | InterruptedError):
+            line.note(f"attempt {attempt} failed: {reason_of(error)}")
+            log(f"{work.title}: attempt {attempt} failed: {reason_of(error)}", logging.WARNING)
         line.end("stopped" if isinstance(error, InterruptedError) or not isinstance(error, Exception) else "failed")
         raise
     line.end("nothing to do" if stage.skipped else "done")
@@ -214,10 +225,16 @@ def artifact_key(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def log(message: str) -> None:
+def reason_of(error: BaseException) -> str:
+    """Why a stage failed, in a line: of a worker that ended badly, where its log is and the last line in it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+
+
+def log(message: str, level: int = logging.INFO) -> None:
     """One line in the log of the flow or task run, where there is one."""
     if TaskRunContext.get() or FlowRunContext.get():
-        get_run_logger().info(message)
+        get_run_logger().log(level, message)
 
 
 def _inside_run(create: Callable[[], Any]) -> None:
@@ -238,5 +255,5 @@ def show_markdown(title: str, text: str) -> None:
 def show_manifest(title: str, manifest: Manifest) -> None:
     """A stage's counts as a table artifact."""
     rows = [{"what": key, "value": str(value)[:SHOWN_VALUE]} for key, value in manifest.counts.items()]
-    rows += [{"what": "seconds", "value": str(manifest.seconds)}, {"what": "code", "value": manifest.code}]
+    rows += [{"what": name, "value": str(getattr(manifest, name))} for name in ("seconds", "attempts", "code")]
     show_table(title, rows, f"{title}: counts of {manifest.stage}")

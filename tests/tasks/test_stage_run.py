@@ -10,6 +10,7 @@ import pytest
 from prefect.client.schemas import State
 from prefect.states import Completed, exception_to_failed_state
 
+from awpo.artifacts import read_manifest
 from awpo.config import SftConfig
 from awpo.errors import UserError
 from awpo.processes import StageFailed
@@ -201,6 +202,28 @@ def test_progress_reaches_the_reporter(tracking: Tracking, tmp_path: Path, worke
     assert "train sft: 3/3 steps" in lines
     assert "train sft: the data are few" in lines
     assert lines[-1].startswith("train sft: done")
+
+
+def test_a_retry_says_why_and_that_it_goes_on(
+    tracking: Tracking, tmp_path: Path, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    work, stream = work_in(tmp_path), io.StringIO()
+    with reporting(PlainReporter(stream, every=0.0)):
+        with pytest.raises(StageFailed, match="no memory"):
+            attempt(work, tracking, worker, end="crash")
+        # As Prefect tells a task in its second run; a run under Prefect would start a server.
+        monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__RUN_COUNT", "2")
+        attempt(work, tracking, worker)
+    lines = stream.getvalue().splitlines()
+    [failed] = [line for line in lines if "attempt 1 failed" in line]
+    assert "small_worker ended with code 1" in failed
+    assert failed.endswith("RuntimeError: no memory")
+    assert lines.index(failed) < lines.index("train sft: attempt 2, with what the one before left")
+    manifest = read_manifest(work.folder)
+    assert manifest is not None
+    assert manifest.attempts == 2
 
 
 @pytest.mark.parametrize(
