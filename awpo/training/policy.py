@@ -56,7 +56,7 @@ RENAMED = {
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip/clipped_share",
     "kl": "kl",
-    "num_tokens": "tokens",
+    "num_tokens": "tokens/total",
     "step_time": "seconds/step",
 }
 OWN = (
@@ -87,6 +87,8 @@ class LogPolicyToFiles(TrainerCallback):
         if "seconds/step" in found:  # of which the rollout, where there was one, is a part
             before = sum(found.get(name, 0.0) for name in ("seconds/rollout", "seconds/judge"))
             found["seconds/update"] = found["seconds/step"] - before
+        if "tokens/update" in found:
+            found["tokens/step"] = found.get("tokens/rollout", 0.0) + found["tokens/update"]
         if "loss" in found:
             self.log.metrics(state.global_step, found)
 

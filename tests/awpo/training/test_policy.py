@@ -324,7 +324,9 @@ def test_tokens_are_counted_by_stage(tiny_model: Path, instances: Path, tmp_path
     rows = metrics_of(tmp_path / "out")
     for first in (0, 2):
         assert rows[first]["tokens/rollout"] == rows[first]["tokens/update"] + rows[first + 1]["tokens/update"]
-    assert rows[2]["tokens"] == rows[0]["tokens/rollout"] + rows[2]["tokens/rollout"]
+        assert rows[first]["tokens/step"] == rows[first]["tokens/rollout"] + rows[first]["tokens/update"]
+        assert rows[first + 1]["tokens/step"] == rows[first + 1]["tokens/update"]
+    assert rows[2]["tokens/total"] == rows[0]["tokens/rollout"] + rows[2]["tokens/rollout"]
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
