@@ -163,7 +163,7 @@ def test_settings_that_cannot_hold() -> None:
     for wrong, message in (
         ({"input_price": 1}, "go together"),
         ({"spending_limit": 1}, "needs input_price"),
-        ({"requests_per_minute": 0}, "greater than 0"),
+        ({"requests_per_minute": 0}, "must be more than 0"),
     ):
         with pytest.raises(UserError, match=message):
             EndpointConfig.read({"base_url": "http://localhost/v1", "model": "m", **wrong}, "test")
