@@ -21,10 +21,11 @@ from awpo.config import EndpointConfig
 from awpo.endpoint import Endpoint, EndpointError, Reply, is_local
 from awpo.errors import UserError
 from awpo.events import Progress, silent
-from awpo.types import Message, ToolCall, content_hash
+from awpo.types import Message, ToolCall
 from evaluation.endpoint_room import PromptCounter
 from evaluation.generate import Generated, Question, Sampling
 from evaluation.prompts import PromptFormat
+from evaluation.target import endpoint_identity
 
 MOST_FAILURES = 20
 """So many answers failed in a row, without one that came, and the endpoint is taken to be down."""
@@ -161,12 +162,6 @@ class EndpointGenerator:
                 return Generated("", 0, "no_room")
             return Generated("", 0, "failed", failure=str(error))
         return read_reply(reply, names)
-
-
-def endpoint_identity(config: EndpointConfig) -> str:
-    """A model behind an endpoint as an input of a result: its name, its host, the further fields of every request."""
-    host = urlsplit(config.base_url).hostname or ""
-    return f"{config.model} at {host}" + (f", options {content_hash(config.options)}" if config.options else "")
 
 
 def messages_for_endpoint(

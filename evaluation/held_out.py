@@ -8,13 +8,16 @@ is no answer: a model that never ends its turn would otherwise score wherever on
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from awpo.chat import render_target
-from awpo.config import EvaluationConfig
-from awpo.data.store import iterate_instances
+from awpo.config import CorpusConfig, EvaluationConfig
+from awpo.data.decompose import decompose
+from awpo.data.store import iterate_instances, write_instances
+from awpo.embedded.corpus import dialogues
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.rewards import is_exact
@@ -22,7 +25,8 @@ from awpo.types import Instance
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Question, Sampling
 from evaluation.golds import ReferenceAnswers
-from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_step, make_item, score_rows
+from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_source, by_step, make_item, score_rows
+from evaluation.target import needed
 
 NAME = "held_out"
 PROTOCOL = "next action, reference history, exact match of a finished answer"
@@ -50,19 +54,29 @@ class HeldOut:
         return []
 
     def gold_verdicts(self, data: Path | None, config: EvaluationConfig) -> Iterator[GoldVerdict]:
-        for split, found in read_splits(needed(data), config.splits).items():
-            answers = ReferenceAnswers([render_target(instance.target, None) for instance in found])
-            items, _ = evaluate_split(answers, found, config.model_copy(update={"samples": 1}))
-            for item in items:
-                if item.sample == GREEDY:
-                    yield GoldVerdict(split, item.item_id, item.correct is True, item.detail)
+        """The targets of all instances but those to train on; of the embedded corpus where there is no `data`."""
+        with tempfile.TemporaryDirectory(prefix="awpo-golds-") as temporary:
+            folder = data or write_corpus(Path(temporary))
+            for split in held_out_splits(folder):
+                found = list(iterate_instances(folder, {split}))
+                answers = ReferenceAnswers([render_target(instance.target, None) for instance in found])
+                items, _ = evaluate_split(answers, found, config.model_copy(update={"samples": 1}))
+                for item in items:
+                    if item.sample == GREEDY:
+                        yield GoldVerdict(split, item.item_id, item.correct is True, item.detail)
 
 
-def needed(instances: Path | None) -> Path:
-    """The folder, or UserError where none is given."""
-    if instances is None:
-        raise UserError("the benchmark held_out needs 'instances': the folder that the stage decompose wrote")
-    return instances
+def write_corpus(folder: Path) -> Path:
+    """The held-out splits of the embedded corpus as instances in `folder`, which is returned."""
+    config = CorpusConfig(train_dialogues=1)
+    write_instances(folder, [instance for dialogue in dialogues(config) for instance in decompose(dialogue)])
+    return folder
+
+
+def held_out_splits(folder: Path) -> list[str]:
+    """The splits of the instances in a folder, sorted, without "train" unless that is all there is."""
+    present = {instance.split for instance in iterate_instances(folder)}
+    return sorted(present - {"train"} or present)
 
 
 def _part(split: str, found: Sequence[Instance], config: EvaluationConfig) -> Part:
@@ -123,7 +137,9 @@ def evaluate_split(
         for number, answer in enumerate(completions, start=GREEDY)
     ]
     seconds = round(time.monotonic() - start, 3)
-    rows = score_rows(items, groupings=(by_step, by_kind), seed=config.seed, protocol=PROTOCOL, seconds=seconds)
+    rows = score_rows(
+        items, groupings=(by_step, by_kind, by_source), seed=config.seed, protocol=PROTOCOL, seconds=seconds
+    )
     return items, rows
 
 

@@ -71,6 +71,8 @@ _TYPES = {
     "float": pa.float64(),
 }
 SCHEMA = pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(Item)])
+SINCE_ENDPOINTS = {"error_type", "prompt_hash", "calls", "prompt_tokens", "seconds"}
+"""Columns that files of earlier versions lack."""
 
 
 def make_item(
@@ -139,10 +141,17 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
 
 
 def read_items(path: Path) -> list[Item]:
-    """The items of an evaluation; UserError where there are none or the file is not one of ours."""
+    """The items of an evaluation; UserError where there are none, or the file is not one of ours or of today's form."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of a finished evaluation")
     try:
+        lacking = set(SCHEMA.names) - set(pq.read_schema(path).names)
+        if lacking == SINCE_ENDPOINTS:
+            raise UserError(
+                f"{path} is of an earlier version (no {', '.join(sorted(lacking))}); evaluate again into another folder"
+            )
+        if lacking:
+            raise UserError(f"{path} is not a table of items: no {', '.join(sorted(lacking))}")
         return [Item(**row) for row in pq.read_table(path, schema=SCHEMA).to_pylist()]
     except (pa.ArrowException, TypeError) as error:
         raise UserError(f"{path} is not a table of items: {str(error).splitlines()[0]}") from None

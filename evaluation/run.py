@@ -14,35 +14,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from awpo.artifacts import (
-    IN_PROGRESS,
-    MANIFEST,
-    Manifest,
-    code_version,
-    input_identity,
-    open_stage,
-    read_manifest,
-    write_atomically,
-)
+from awpo.artifacts import Manifest, code_version, input_identity, open_stage, write_atomically
 from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.endpoint_cache import EndpointCache
 from awpo.endpoint_spending import spending_file
 from awpo.events import Progress, RunLog
 from awpo.serving.process import ModelServer
 from awpo.types import content_hash
-from evaluation.benchmarks import Benchmark, Part, PartResult, get_benchmark, identities
-from evaluation.endpoint_generator import EndpointGenerator, endpoint_identity
+from evaluation.benchmarks import Benchmark, Part, PartResult, get_benchmark
+from evaluation.endpoint_generator import EndpointGenerator
 from evaluation.generate import Generator
-from evaluation.held_out import needed
 from evaluation.items import ITEMS, SCORES, Item, ScoreRow, read_items, write_items
 from evaluation.prompts import PromptFormat
+from evaluation.target import STAGE, Target, evaluation_identity, take_up_again
 
-STAGE = "evaluation"
 PARTS, ANSWERS = ".parts", "answers.sqlite"
 MOST_REASONS = 20
 
 
-def evaluate(target: Path | EndpointConfig, instances: Path | None, out: Path, config: EvaluationConfig) -> Manifest:
+def evaluate(target: Target, instances: Path | None, out: Path, config: EvaluationConfig) -> Manifest:
     """Runs the stage; returns its manifest, at once where `out` already holds this result.
 
     `target` is a checkpoint's folder, or an endpoint. `instances` may be None where the config asks for no benchmark
@@ -50,13 +40,10 @@ def evaluate(target: Path | EndpointConfig, instances: Path | None, out: Path, c
     UserError where the target or the instances cannot be used, or a benchmark's package or data is missing, before
     anything is generated.
     """
-    inputs: dict[str, str] = target_identity(target)
-    if "held_out" in config.benchmarks:
-        inputs["instances"] = input_identity(needed(instances))
-    inputs |= identities(config)
+    inputs, settings = evaluation_identity(target, instances, config)
     benchmarks = [get_benchmark(name) for name in config.benchmarks]
     take_up_again(out)
-    with open_stage(out, STAGE, inputs, config.identity()) as stage:
+    with open_stage(out, STAGE, inputs, settings) as stage:
         if stage.finished:
             return stage.manifest
         log = RunLog(out)
@@ -107,23 +94,8 @@ def evaluate(target: Path | EndpointConfig, instances: Path | None, out: Path, c
         return manifest
 
 
-def target_identity(target: Path | EndpointConfig) -> dict[str, str]:
-    """What is evaluated, as an input of the stage. Raises UserError where the folder does not exist."""
-    if isinstance(target, EndpointConfig):
-        return {"endpoint": endpoint_identity(target)}
-    return {"checkpoint": input_identity(target)}
-
-
-def take_up_again(out: Path) -> None:
-    """Makes a finished result that lacks answers unfinished work, so that the stage asks for those."""
-    manifest = read_manifest(out)
-    if manifest and manifest.stage == STAGE and manifest.counts.get("missing"):
-        write_atomically(out / IN_PROGRESS, manifest.fingerprint)
-        (out / MANIFEST).unlink()
-
-
 @contextmanager
-def open_generator(target: Path | EndpointConfig, config: EvaluationConfig, folder: Path) -> Iterator[Generator]:
+def open_generator(target: Target, config: EvaluationConfig, folder: Path) -> Iterator[Generator]:
     """Who answers: this process, a server that is started for it, or an endpoint; its answers are kept in `folder`."""
     folder.mkdir(exist_ok=True)
     answers, prompt_format = folder / ANSWERS, PromptFormat.of(config)

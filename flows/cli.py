@@ -17,6 +17,7 @@ import typer
 
 from flows.cli_compare import compare
 from flows.cli_data import data_app
+from flows.cli_evaluate import evaluate_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
 from flows.cli_serve import serve_one_model
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(judge_app, name="judge")
+app.add_typer(evaluate_app, name="evaluate")
 app.command()(compare)
 app.command()(study)
 app.command()(methods)
@@ -106,45 +108,6 @@ def train(
 
 
 @app.command()
-def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint's folder, models:/NAME@ALIAS, or a model preset.")],
-    out: Out,
-    instances: Annotated[Path | None, typer.Option(help="Folder of instances; none: the embedded corpus.")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Split to evaluate on; give it again for more.")] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="held_out, bfcl_v3, ..; give it again for more.")] = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Evaluates one checkpoint on held-out instances and BFCL."""
-    from flows.parameters import read_pipeline
-    from flows.preflight import check_file, check_out
-
-    if instances:
-        check_file(instances, "folder of instances")
-    check_out(out)
-    base = read_pipeline("quick").evaluation
-    changes = {"splits": split, "benchmarks": benchmark}
-    settings = type(base).read(
-        {**base.model_dump(), **{key: tuple(value) for key, value in changes.items() if value}}, "awpo evaluate"
-    )
-    _check_checkpoint(checkpoint)
-    with flow_session(verbose):
-        from flows.evaluate import evaluate as flow
-
-        result = flow(checkpoint, str(instances) if instances else None, str(out), settings)
-    if as_json:
-        print_json({"run_id": result["run_id"], "scores": result["scores"], "out": result["out"]})
-        return
-    from rich.console import Console
-
-    from flows.screen import plain_table, print_whole
-
-    columns = ("benchmark", "split", "mode", "group", "accuracy", "low", "high", "items")
-    rows = [[row[name] for name in columns] for row in result["scores"]]
-    print_whole(Console(), plain_table(f"Evaluation of {checkpoint}", columns, rows))
-
-
-@app.command()
 def doctor() -> None:
     """Looks whether this machine and installation can do the work; exit code 1 where something needs mending."""
     from rich.console import Console
@@ -215,15 +178,6 @@ def _changed(
     for section, changes in nested.items():
         raw[section] |= {key: value for key, value in changes.items() if value is not None}
     return type(settings).read(raw, "the options")
-
-
-def _check_checkpoint(name: str) -> None:
-    """Raises UserError for what is certainly no checkpoint, before any store or server is opened."""
-    if not name.startswith("models:/"):
-        from awpo.models import resolve_model
-        from tasks.layout import checkpoint_of
-
-        resolve_model(str(checkpoint_of(Path(name))))
 
 
 def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> None:

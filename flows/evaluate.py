@@ -1,4 +1,4 @@
-"""Evaluates one checkpoint."""
+"""Evaluates one checkpoint, or one endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from prefect import flow
 
 from awpo.artifacts import read_manifest
-from awpo.config import CorpusConfig, EvaluationConfig, RationaleConfig
+from awpo.config import CorpusConfig, EndpointConfig, EvaluationConfig, RationaleConfig
+from evaluation.target import Target
 from flows.parameters import PipelineSettings, read_pipeline
 from flows.pieces import THREADS_ALONE, prepare_instances
 from tasks.cancellation import stops_its_tasks
@@ -32,8 +33,9 @@ def evaluate(
     out: str = "runs/evaluate",
     evaluation: EvaluationConfig = QUICK.evaluation,
     corpus: CorpusConfig = QUICK.corpus,
+    endpoint: EndpointConfig | None = None,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint and returns its scores.
+    """Evaluates a checkpoint, or the model behind an endpoint, and returns the scores.
 
     Args:
         checkpoint: Folder of a checkpoint or of a training stage, models:/NAME@ALIAS, or the name of a model preset
@@ -41,21 +43,36 @@ def evaluate(
         out: Folder of the results, made where it is missing
         evaluation: Benchmarks, splits and sampling
         corpus: The embedded corpus, where no instances are given
+        endpoint: An endpoint that is evaluated in place of a checkpoint, which then is a name only
     """
     layout = Layout(Path(out))
     settings = {"checkpoint": checkpoint, "instances": instances, "evaluation": evaluation.model_dump(mode="json")}
+    if endpoint:
+        settings["endpoint"] = endpoint.model_dump(mode="json")
     with stops_its_tasks(), parent_run("evaluate", layout.out, settings) as (tracking, run):
-        if instances:
-            folder = Path(instances)
+
+        def folder_of_instances() -> Path:
+            if instances:
+                return Path(instances)
+            made = PipelineSettings(corpus=corpus, rationales=RationaleConfig())
+            return prepare_instances(layout, made, tracking)
+
+        folder = folder_of_instances() if instances or "held_out" in evaluation.benchmarks else None
+        target: Target
+        if endpoint:
+            target, name = endpoint, endpoint.model.replace("/", "-")
         else:
-            folder = prepare_instances(layout, PipelineSettings(corpus=corpus, rationales=RationaleConfig()), tracking)
-        known = resolve_checkpoint(checkpoint, tracking)
-        place = known or Path(build_model(checkpoint, folder, layout.out / checkpoint, 0, tracking))
-        place = checkpoint_of(place)
-        name = checkpoint if known is None else _name_of(place)
+            known = resolve_checkpoint(checkpoint, tracking)
+            if known is None:
+                folder = folder or folder_of_instances()
+                known = Path(build_model(checkpoint, folder, layout.out / checkpoint, 0, tracking))
+                name = checkpoint
+            else:
+                name = _name_of(checkpoint_of(known))
+            target = checkpoint_of(known)
         labels = {"method": "given", "init": "base", "model": name, "seed": evaluation.seed}
         result = evaluate_checkpoint(
-            place, folder, layout.out / "evaluation" / name, evaluation, labels, tracking, THREADS_ALONE
+            target, folder, layout.out / "evaluation" / name, evaluation, labels, tracking, THREADS_ALONE
         )
         scores = read_scores(result)
         run.metrics(score_metrics(scores))

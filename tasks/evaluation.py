@@ -10,9 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import EvaluationConfig
+from evaluation.target import Target, evaluation_identity, take_up_again
 from tasks.progress import say
 from tasks.stage_run import Work, show_table, stage_run, worth_trying_again
-from tasks.tracking import Tracking
+from tasks.tracking import RunFile, Tracking
 
 EVALUATION_TAG = "awpo-evaluate"
 MAX_TABLE_ROWS = 5000
@@ -28,7 +29,7 @@ MAX_TABLE_ROWS = 5000
     tags=[EVALUATION_TAG],
 )
 def evaluate(
-    checkpoint: Path,
+    checkpoint: Target,
     instances: Path | None,
     out: Path,
     config: EvaluationConfig,
@@ -36,15 +37,21 @@ def evaluate(
     tracking: Tracking,
     threads: int = 1,
 ) -> Path:
-    """Evaluates a checkpoint as `config` says; returns `out`, with items.parquet and scores.json.
+    """Evaluates a checkpoint or an endpoint as `config` says; returns `out`, with items.parquet and scores.json.
 
-    `labels` (method, model, seed, init; judge in a study) say what is evaluated.
+    A result that lacks answers is taken up again. `labels` (method, model, seed, init; judge in a study) say what is
+    evaluated.
     """
     title = f"evaluate {labels['method']} · {labels['model']} · seed {labels['seed']}"
     if labels.get("judge", "none") != "none":
         title += f" · {labels['judge']}"
-    inputs = {"checkpoint": checkpoint, **({"instances": instances} if instances else {})}
-    work = Work("evaluation", title, out, inputs, config, labels, evaluation_versions(config))
+    identity = evaluation_identity(checkpoint, instances, config)
+    inputs = {"instances": instances} if instances and "instances" in identity[0] else {}
+    if isinstance(checkpoint, Path):
+        inputs["checkpoint"] = checkpoint
+    if take_up_again(out):
+        RunFile.path_for(out).unlink(missing_ok=True)  # the whole result is another run than the partial one
+    work = Work("evaluation", title, out, inputs, config, labels, identity)
     with stage_run(work, tracking) as stage:
         stage.work_apart("evaluation", evaluation_job(checkpoint, instances, out, config), threads)
         scores = read_scores(out)
@@ -109,20 +116,15 @@ def measure_pass_at_k(
     return found
 
 
-def evaluation_job(checkpoint: Path, instances: Path | None, out: Path, config: EvaluationConfig) -> dict[str, Any]:
+def evaluation_job(checkpoint: Target, instances: Path | None, out: Path, config: EvaluationConfig) -> dict[str, Any]:
+    """The job of the worker `python -m evaluation`."""
+    target = {"checkpoint": str(checkpoint)} if isinstance(checkpoint, Path) else {"endpoint": checkpoint.model_dump()}
     return {
-        "checkpoint": str(checkpoint),
+        **target,
         "instances": str(instances) if instances else None,
         "out": str(out),
         "config": config.model_dump(mode="json"),
     }
-
-
-def evaluation_versions(config: EvaluationConfig) -> dict[str, str]:
-    """Versions of checkers and data of the config's benchmarks, by name; UserError where one is missing."""
-    from evaluation.benchmarks import identities
-
-    return dict(identities(config))
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
@@ -160,7 +162,8 @@ def items_table(folder: Path) -> Any:
     import pandas as pd
 
     frame = pd.read_parquet(folder / "items.parquet")
-    columns = ["benchmark", "split", "item_id", "step", "kind", "sample", "correct", "completion", "response_tokens"]
+    columns = ["benchmark", "split", "item_id", "step", "kind", "sample", "correct", "error_type", "completion"]
+    columns += ["response_tokens", "seconds"]
     return frame.sort_values("sample", kind="stable")[columns].head(MAX_TABLE_ROWS)
 
 

@@ -25,7 +25,7 @@ def test_settings_and_registry_name_the_same_benchmarks() -> None:
         get_benchmark("bfcl")
 
 
-@pytest.mark.parametrize("name", ["held_out", "bfcl_v3"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_has_the_name_that_it_is_registered_under(name: str) -> None:
     assert get_benchmark(name).name == name
 
@@ -39,6 +39,13 @@ def test_every_held_out_reference_answer_is_valid(instances_folder: Path) -> Non
         "failed": [],
         "splits": {"test_phrasings": {"items": 8, "valid": 8}, "test_tools": {"items": 6, "valid": 6}},
     }
+
+
+def test_without_data_the_embedded_corpus_is_checked() -> None:
+    report = gold_report("held_out", get_benchmark("held_out").gold_verdicts(None, CONFIG))
+    assert set(report["splits"]) == {"test_phrasings", "test_tools", "validation"}
+    assert report["items"] == report["valid"] > 500
+    assert report["failed"] == []
 
 
 def test_a_reference_that_the_scoring_path_cannot_read_is_listed_with_the_reason(

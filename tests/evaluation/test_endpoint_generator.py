@@ -17,12 +17,12 @@ from awpo.types import Message, Tool, ToolCall
 from evaluation.endpoint_generator import (
     EndpointGenerator,
     _sent_names,
-    endpoint_identity,
     messages_for_endpoint,
     read_reply,
 )
 from evaluation.generate import Question, Sampling
 from evaluation.prompts import PromptFormat
+from evaluation.target import endpoint_identity
 from tests.fault_server import FaultServer
 
 WEATHER = Tool("geo.weather", "Weather", {"type": "object", "properties": {"city": {"type": "string"}}})

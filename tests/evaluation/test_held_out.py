@@ -36,7 +36,7 @@ def test_reference_answers_are_all_correct(
     assert len(items) == len(instances) * 9
     assert all(item.correct for item in items)
     assert {row["accuracy"] for row in rows} == {1.0}
-    assert {row["group"] for row in rows} == {"all", "step=0", "step=1", "kind=call", "kind=reply"}
+    assert {row["group"] for row in rows} == {"all", "step=0", "step=1", "kind=call", "kind=reply", "source=made"}
 
 
 @pytest.mark.parametrize(

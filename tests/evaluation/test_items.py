@@ -6,13 +6,25 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from awpo.chat import parse_completion
 from awpo.errors import UserError
 from awpo.types import Message, ToolCall
 from evaluation.generate import Generated, Question
-from evaluation.items import Item, by_kind, by_source, by_step, is_empty, make_item, read_items, score_rows, write_items
+from evaluation.items import (
+    SINCE_ENDPOINTS,
+    Item,
+    by_kind,
+    by_source,
+    by_step,
+    is_empty,
+    make_item,
+    read_items,
+    score_rows,
+    write_items,
+)
 
 ITEM = Item("held_out", "test_tools", "a", "d", "made", 0, 2, "call", -1, True, "text", 7, False)
 
@@ -125,3 +137,18 @@ def test_rows_by_source() -> None:
         "source=made": 1.0,
         "source=other": 0.0,
     }
+
+
+def test_a_table_of_an_earlier_version_says_so_in_one_line(tmp_path: Path) -> None:
+    write_items(tmp_path / "items.parquet", [ITEM])
+    whole = pq.read_table(tmp_path / "items.parquet")
+    earlier = [name for name in whole.column_names if name not in SINCE_ENDPOINTS]
+    assert earlier[0] == "benchmark"
+    assert earlier[-1] == "detail"
+    pq.write_table(whole.select(earlier), tmp_path / "items.parquet")
+    with pytest.raises(UserError, match=r"is of an earlier version .*evaluate again into another folder") as caught:
+        read_items(tmp_path / "items.parquet")
+    assert "\n" not in str(caught.value)
+    pq.write_table(whole.select(["benchmark"]), tmp_path / "items.parquet")
+    with pytest.raises(UserError, match="is not a table of items: no calls"):
+        read_items(tmp_path / "items.parquet")
