@@ -50,10 +50,15 @@ def accumulation_steps(rows: int, micro_batch: int, processes: int, key: str) ->
 
     `key` is the setting that is named in the message.
     """
-    if rows % processes or (rows // processes) % micro_batch:
-        fitting = f"choose one of {divisors(rows // processes)}" if rows % processes == 0 else "change that number"
+    if rows % processes:
+        raise UserError(
+            f"the {rows} rows of an optimiser step can't be shared out evenly among {processes} processes; make them a "
+            f"multiple of {processes}, or start another number of processes"
+        )
+    if (rows // processes) % micro_batch:
         raise UserError(
             f"the {rows} rows of an optimiser step can't be split into micro-batches of {micro_batch} on {processes} "
-            f"processes; {key} = {micro_batch} must divide {rows} / {processes} = {rows / processes:g}: {fitting}"
+            f"processes; {key} = {micro_batch} must divide {rows} / {processes} = {rows // processes}: choose one of "
+            f"{divisors(rows // processes)}"
         )
     return rows // processes // micro_batch

@@ -4,7 +4,8 @@
 
 Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json, and adapter/ where adapters
 were trained. A run that was interrupted resumes at its last whole checkpoint and ends with the same weights, bit for
-bit on a CPU.
+bit on a CPU. Several processes (torchrun) share each optimiser step's rows and make the same step as one; where an
+epoch ends with fewer rows than a step has, they fill it up with rows from the epoch's beginning, which one doesn't.
 """
 
 from __future__ import annotations
@@ -189,6 +190,9 @@ def trainer_arguments(config: SftConfig, out: Path, processes: int = 1) -> SFTCo
         save_steps=config.save_every,
         save_total_limit=2,
         remove_unused_columns=False,
+        # Every weight has a gradient in every pass, and a model's buffers are constants.
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
         report_to="none",
         disable_tqdm=True,
         seed=config.seed,
