@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
-from awpo.artifacts import open_stage
+from awpo.artifacts import open_stage, read_manifest
 from awpo.config import PolicyConfig
 from awpo.data.store import read_instances, write_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
+from awpo.methods import get_method
 from awpo.training import policy as module
 from awpo.training.checkpoints import RESUME, last_whole_checkpoint
 from awpo.training.policy import train_policy
@@ -125,6 +126,22 @@ def test_checkpoints_need_not_lie_at_rollout_boundaries(
     assert resumed_at.name == "checkpoint-3"
     train_policy(str(tiny_model), few, tmp_path / "cut", config)
     assert_same(result(tmp_path / "cut"), result(tmp_path / "whole"))
+
+
+def test_more_steps_and_another_save_every_go_on_exactly(
+    tiny_model: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learning rate of policy training does not depend on how many steps there will be."""
+    train_policy(str(tiny_model), few, tmp_path / "whole", CONFIG)
+    shorter = CONFIG.model_copy(update={"steps": 5, "save_every": 3})
+    train_and_die(4, tiny_model, few, tmp_path / "cut", shorter, monkeypatch)
+    train_policy(str(tiny_model), few, tmp_path / "cut", CONFIG)
+    assert_same(result(tmp_path / "cut"), result(tmp_path / "whole"))
+    said = [row["message"] for row in Tail(tmp_path / "cut" / "events.jsonl") if row["event"] == "note"]
+    assert said == [f"goes on after step 3 of {STEPS} (steps was 5 and is {STEPS})"]
+    manifest = read_manifest(tmp_path / "cut")
+    assert manifest is not None
+    assert manifest.inputs["method"] == get_method("awpo").in_force()
 
 
 def start_worker(model: Path, instances: Path, out: Path, config: PolicyConfig) -> subprocess.Popen[bytes]:

@@ -129,6 +129,49 @@ def test_a_run_that_was_cut_after_any_step_ends_as_an_undisturbed_one(
     assert_ends_alike(tmp_path / "cut", undisturbed)
 
 
+def cut_after(step: int, model: Path, instances: Path, out: Path, config: SftConfig) -> None:
+    """Trains until `step` steps are done, and dies."""
+
+    def die(self: object, args: object, state: TrainerState, control: object, **_: object) -> None:
+        if state.global_step == step:
+            raise RuntimeError("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogToFiles, "on_step_begin", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            train_sft(str(model), instances, out, config)
+
+
+def notes(out: Path) -> list[str]:
+    return [row["message"] for row in Tail(out / "events.jsonl") if row["event"] == "note"]
+
+
+def test_another_save_every_goes_on_and_acts(
+    undisturbed: Path, tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "cut"
+    cut_after(2, tiny_model, instances, out, RESUMED)
+    train_sft(str(tiny_model), instances, out, RESUMED.model_copy(update={"save_every": 4}))
+    assert_ends_alike(out, undisturbed)
+    assert notes(out) == ["goes on after step 2 of 5"]
+    # At the fourth step and at the end, and not at the third as before.
+    assert sorted(path.name for path in (out / RESUME).iterdir()) == ["checkpoint-4", "checkpoint-5"]
+    manifest = read_manifest(out)
+    assert manifest is not None
+    assert manifest.attempts == 2
+    card = json.loads((out / "checkpoint" / "method_card.json").read_text())
+    assert card == json.loads((undisturbed / "checkpoint" / "method_card.json").read_text()) | {"code": card["code"]}
+    assert card.keys().isdisjoint({"counts", "outputs", "seconds", "attempts"})
+
+
+def test_more_steps_start_anew_and_say_why(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    """The learning rate falls over all steps: those that were done were other ones."""
+    cut_after(2, tiny_model, instances, tmp_path, RESUMED)
+    train_sft(str(tiny_model), instances, tmp_path, RESUMED.model_copy(update={"steps": 6}))
+    assert notes(tmp_path) == ["starts anew, as what was here is of other settings: steps was 5 and is 6"]
+    assert [row["step"] for row in Tail(tmp_path / METRICS)] == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [2, 4])
 def test_a_worker_killed_by_the_system_is_resumed_from_bit_for_bit(
