@@ -176,7 +176,7 @@ def _draw_differences(tests: Sequence[Comparison], path: Path) -> Path:
     names = [found.second if found.first != "sft" else f"{found.second} (against sft)" for found in tests]
     axes.set_yticks(range(len(tests)), list(reversed(names)), fontsize=8)
     axes.axvline(0, color="0.6", linewidth=1)
-    axes.set_xlabel("points of sampled accuracy against grpo, 95% over seeds (orange: p < 0.05 after Holm)")
+    axes.set_xlabel("points of sampled accuracy against grpo\n95% over seeds; orange: p < 0.05 after Holm")
     return _saved(figure, path)
 
 
