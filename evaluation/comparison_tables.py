@@ -18,6 +18,10 @@ from evaluation.statistics import holm, mcnemar, paired_difference, paired_test
 from evaluation.text_tables import Table
 
 MCNEMAR, OVER_SEEDS = "McNemar", "t over seeds"
+_COLUMNS = (
+    *("subject", "benchmark", "split", "mode", "reference %", "subject %", "difference", "95%"),
+    *("p", "p, Holm", "test", "seeds", "items"),
+)
 _SEED = re.compile(r"seed-\w+")
 
 
@@ -182,8 +186,6 @@ def _mean(values: Sequence[float]) -> float:
 
 def differences_table(rows: Sequence[Row]) -> Table:
     """The rows as text, in percent and points; CSV has them unrounded, as shares."""
-    columns = ("subject", "benchmark", "split", "mode", "reference %", "subject %", "difference", "95%")
-    columns += ("p", "p, Holm", "test", "seeds", "items")
     reference = rows[0].reference if rows else ""
     notes = [f"{row.subject}, {row.benchmark}/{row.split}, {row.mode}: {row.note}" for row in rows if row.note]
     notes += [
@@ -193,7 +195,7 @@ def differences_table(rows: Sequence[Row]) -> Table:
     ]
     return Table(
         title=f"Differences to {reference}",
-        columns=columns,
+        columns=_COLUMNS,
         rows=tuple(_cells(row) for row in rows),
         notes=tuple(dict.fromkeys(notes)),
         records=tuple(row.to_json() for row in rows),

@@ -132,7 +132,7 @@ def _by_cluster(values: Sequence[float] | Vector, clusters: Sequence[Hashable]) 
         raise ValueError(f"{len(data)} values for {len(clusters)} cluster labels; need as many, and at least one")
     codes: dict[Hashable, int] = {}
     index = np.asarray([codes.setdefault(label, len(codes)) for label in clusters])
-    return np.bincount(index, data), np.bincount(index).astype(np.float64)
+    return np.bincount(index, data).astype(np.float64), np.bincount(index).astype(np.float64)
 
 
 def _variance_of_mean(sums: Vector, sizes: Vector) -> float:
