@@ -17,7 +17,17 @@ from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, find_score, read_scores
 from tasks.layout import checkpoint_of
 from tasks.parents import parent_run
-from tasks.registry import CHAMPION, MODEL_NAME, candidate_of, move_alias, newest_candidate, register
+from tasks.registry import (
+    CHAMPION,
+    MODEL_NAME,
+    SCHEME,
+    candidate_of,
+    checked_checkpoint,
+    find_version,
+    move_alias,
+    newest_candidate,
+    register,
+)
 from tasks.stage_run import log
 
 SMOKE = EvaluationConfig(benchmarks=("held_out",), splits=("validation",), instances_per_split=16, samples=1)
@@ -40,21 +50,29 @@ def promote(
 ) -> dict[str, Any]:
     """Evaluates a candidate on a few instances and, if it passes, gives it the alias.
 
-    The alias is moved last, and moved back where it does not resolve to the candidate's files afterwards.
+    The alias is moved last, and moved back where it does not resolve to the candidate's files afterwards. With the
+    alias "candidate" this nominates a checkpoint for the nightly regression; once it has passed its nights,
+    models:/NAME@candidate is promoted to champion.
 
     Args:
-        candidate: Folder of a checkpoint; empty for the newest one that policy training left
+        candidate: Folder of a checkpoint, or models:/NAME@ALIAS; empty for the newest that policy training left
         instances: Folder of instances for the smoke evaluation; empty for those the candidate was trained on
         minimum_accuracy: Greedy accuracy below which the candidate is refused
         maximum_empty_rate: Share of empty answers above which the candidate is refused
         out: Folder of the smoke evaluation
         smoke: What the smoke evaluation runs; the validation split, so that no test split decides
         name: Name in the registry
-        alias: Alias that is moved
+        alias: Alias that is moved: champion, or candidate to nominate for the nightly regression
     """
     settings = {"candidate": candidate, "instances": instances, "smoke": smoke.model_dump(mode="json"), "name": name}
     with stops_its_tasks(), parent_run("promote", Path(out), settings) as (tracking, run):
-        chosen = candidate_of(checkpoint_of(Path(candidate)), tracking) if candidate else newest_candidate(tracking)
+        known = find_version(candidate, tracking) if candidate and candidate.startswith(SCHEME) else None
+        if known:
+            chosen = candidate_of(checked_checkpoint(known), tracking)
+        elif candidate:
+            chosen = candidate_of(checkpoint_of(Path(candidate)), tracking)
+        else:
+            chosen = newest_candidate(tracking)
         folder = Path(instances) if instances else chosen.instances
         if folder is None or not folder.is_dir():
             raise UserError(f"no instances to evaluate {chosen.checkpoint} on; give the folder of some as 'instances'")
@@ -67,7 +85,7 @@ def promote(
                 f"{chosen.checkpoint} failed its smoke evaluation ({found}; asked: accuracy of at least "
                 f"{minimum_accuracy}, at most {maximum_empty_rate} empty); {alias} is unchanged"
             )
-        version = register(chosen, tracking, name=name)
+        version = known if known and known.name == name else register(chosen, tracking, name=name)
         place = move_alias(version, tracking, alias=alias)
         run.tags({"awpo.champion": f"models:/{name}/{version.version}"})
         log(f"models:/{name}@{alias} is version {version.version}: {place}")

@@ -1,4 +1,4 @@
-"""The model registry of MLflow: versions that point at checkpoints on disk, the alias `champion`, accepted scores.
+"""The model registry of MLflow: versions that point at checkpoints on disk, the aliases, accepted scores.
 
 Weights are never copied: a version bears the checkpoint's folder and the hash of its files, and resolving a name
 checks both.
@@ -21,7 +21,7 @@ from tasks.layout import checkpoint_of
 from tasks.tracking import Tracking
 
 MODEL_NAME = "awpo"
-CHAMPION = "champion"
+CHAMPION, CANDIDATE = "champion", "candidate"
 SCHEME = "models:/"
 _PATH, _HASH = "awpo.checkpoint", "awpo.hash"
 
@@ -136,7 +136,7 @@ def _ensure_model(client: MlflowClient, name: str) -> None:
         client.create_registered_model(name, description="Checkpoints of this project; `champion` is the accepted one")
 
 
-def champion_version(tracking: Tracking, *, name: str = MODEL_NAME, alias: str = CHAMPION) -> Any | None:
+def aliased_version(tracking: Tracking, alias: str, *, name: str = MODEL_NAME) -> Any | None:
     """The version that bears the alias, or None."""
     try:
         return tracking.client().get_model_version_by_alias(name, alias)
@@ -150,7 +150,7 @@ def move_alias(version: Any, tracking: Tracking, *, alias: str = CHAMPION) -> Pa
     Returns the checkpoint that the alias now stands for.
     """
     client = tracking.client()
-    before = champion_version(tracking, name=version.name, alias=alias)
+    before = aliased_version(tracking, alias, name=version.name)
     client.set_registered_model_alias(version.name, alias, version.version)
     try:
         return checked_checkpoint(find_version(f"{SCHEME}{version.name}@{alias}", tracking))
