@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from flows.cli_support import Json, print_json
 
 
-class Tables(StrEnum):
-    """What is shown."""
-
-    differences = "differences"
-    paper = "paper"
-
-
-class TextFormat(StrEnum):
-    """How it is shown."""
-
-    screen = "screen"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
+Tables = Literal["differences", "paper"]
+TextFormat = Literal["screen", "markdown", "latex", "csv"]
 
 
 def compare(
@@ -36,15 +23,15 @@ def compare(
     ],
     tables: Annotated[
         Tables, typer.Option(help="differences: all against the first; paper: scores in the paper's tables.")
-    ] = Tables.differences,
-    form: Annotated[TextFormat, typer.Option("--format", help="What the tables are written as.")] = TextFormat.screen,
+    ] = "differences",
+    form: Annotated[TextFormat, typer.Option("--format", help="What the tables are written as.")] = "screen",
     as_json: Json = False,
 ) -> None:
     """Compares evaluations item by item: differences of accuracy with intervals, tests, Holm's correction."""
     from evaluation.comparison_tables import compare_all, differences_table, read_subjects
 
     subjects = read_subjects(evaluations)
-    if tables is Tables.differences:
+    if tables == "differences":
         rows = compare_all(subjects)
         found = [differences_table(rows)]
         value = {"differences": [row.to_json() for row in rows]}
@@ -55,7 +42,7 @@ def compare(
         value = {"cells": [dict(record) for table in found for record in table.records]}
     if as_json:
         print_json(value)
-    elif form is TextFormat.screen:
+    elif form == "screen":
         from rich.console import Console
 
         from flows.screen import plain_table, print_whole
@@ -68,4 +55,4 @@ def compare(
     else:
         from evaluation.text_tables import render
 
-        typer.echo(render(found, form.value), nl=False)
+        typer.echo(render(found, form), nl=False)
