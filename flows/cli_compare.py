@@ -8,7 +8,6 @@ import typer
 
 from flows.cli_support import Json, print_json
 
-
 Tables = Literal["differences", "paper"]
 TextFormat = Literal["screen", "markdown", "latex", "csv"]
 
