@@ -250,8 +250,9 @@ def write_evaluation(
     The right thoughts are the references themselves, which the judge may be shown, so its accuracy is at its best;
     `thoughts_folder` takes them from the same instances with rationales by another writer, and `reword` puts them in
     other words (`awpo.judge_perturbations.reworded`). A finished result of the same instances, judge and seed is
-    returned as it is. `unusable` says why AWPO cannot work with the judge, where it cannot. Raises UserError where the
-    instances cannot be read, the endpoint refuses every request or the budget is used up.
+    returned as it is; one without a single score is not finished, since the endpoint may only have been away.
+    `unusable` says why AWPO cannot work with the judge, where it cannot. Raises UserError where the instances cannot be
+    read or the budget is used up.
     """
     inputs = {"instances": input_identity(instances_folder)}
     if thoughts_folder:
@@ -310,7 +311,8 @@ def write_evaluation(
         }
         write_atomically(out / JUDGEMENTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         write_atomically(out / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-        stage.finish({"items": found.items, "judged": found.judged, "failed": found.failed, "usage": dict(usage)})
+        if found.failed < found.judged or not summary["last_error"]:  # else: asked anew the next time
+            stage.finish({"items": found.items, "judged": found.judged, "failed": found.failed, "usage": dict(usage)})
         return _read_summary(out)
 
 

@@ -152,8 +152,10 @@ def verdict(found: Evaluation, failure_limit: float) -> list[str]:
         )
     if found.outcome_within is None:
         reasons.append("its scores do not vary with the outcome within instances")
-    elif found.outcome_within <= 0:
-        reasons.append(f"its scores fall with the outcome within instances (correlation {found.outcome_within:.2f})")
+    elif found.outcome_within <= TIE:
+        reasons.append(
+            f"its scores do not rise with the outcome within instances (correlation {found.outcome_within:.2f})"
+        )
     for kind in found.kinds:
         if kind.lift is not None and kind.lift > TALK_ADDS:
             reasons.append(f"{kind.kind} adds {kind.lift:.2f} to the score of a wrong completion")

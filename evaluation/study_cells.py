@@ -75,27 +75,41 @@ class CellResult:
 
 
 def read_cells(path: Path) -> list[CellResult]:
-    """The rows of a cells file; none where there is no file. Raises UserError for a file that is something else."""
+    """The rows of a cells file; none where there is no file.
+
+    Raises UserError, with the line, for a file that is something else, for a row that is cut or holds what no cell can
+    (a share outside [0, 1], an infinite number, a seed below 0), and for two rows of one cell.
+    """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a file of study cells: {error}") from None
     rows = csv.DictReader(io.StringIO(text))
     names = [field.name for field in fields(CellResult)]
     if rows.fieldnames is None or list(rows.fieldnames) != names:
         raise UserError(
             f"{path} is no file of study cells: its first line must be {','.join(names[:5])},... as `awpo study` writes it"
         )
-    found = []
+    found: dict[tuple[str, str, int], CellResult] = {}
     for number, row in enumerate(rows, start=2):
         try:
-            found.append(_cell(row))
-        except (TypeError, ValueError) as error:
+            cell = _cell(row)
+        except ValueError as error:
             raise UserError(f"{path}, line {number}: {error}; mend or remove the line") from None
-    return found
+        if cell.key in found:
+            raise UserError(
+                f"{path}, line {number}: the cell {' · '.join(map(str, cell.key))} is there twice; keep one"
+            )
+        found[cell.key] = cell
+    return list(found.values())
 
 
-def _cell(row: dict[str, str]) -> CellResult:
+def _cell(row: dict[str | None, Any]) -> CellResult:
+    """A cell from its row. Raises ValueError for what no cell can hold."""
+    if None in row or None in row.values():  # as the csv module marks fields too many and too few
+        raise ValueError(f"it has more or fewer than {len(fields(CellResult))} fields")
     values: dict[str, Any] = {}
     for field in fields(CellResult):
         text = row[field.name]
@@ -107,7 +121,17 @@ def _cell(row: dict[str, str]) -> CellResult:
             values[field.name] = float(text) if text else math.nan
         else:
             values[field.name] = text
-    return CellResult(**values)
+    cell = CellResult(**values)
+    for name in ("accuracy", "accuracy_tools", "greedy"):
+        share = getattr(cell, name)
+        if share < 0 or share > 1:  # NaN, what was not measured, is neither
+            raise ValueError(f"{name} is {share}, not a share in [0, 1]")
+    numbers = [value for value in values.values() if isinstance(value, float)]
+    if any(map(math.isinf, [*numbers, *cell.reward_curve])) or any(map(math.isnan, cell.reward_curve)):
+        raise ValueError("it holds a number that is not finite")
+    if cell.seed < 0:
+        raise ValueError(f"its seed is {cell.seed}")
+    return cell
 
 
 def add_cell(path: Path, cell: CellResult) -> None:

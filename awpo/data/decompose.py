@@ -248,8 +248,11 @@ def decompose_source(
             tally = _decompose_rows(rows, stage.folder, reader, config, progress)
         if not tally.dialogues:
             reason, count = tally.rejected.most_common(1)[0]
+            with open(stage.folder / REJECTED, encoding="utf-8") as file:  # which goes with the stage
+                first = json.loads(file.readline())
             raise UserError(
-                f"no row of {source} can be used ({count} of {tally.rows}: {reason}); {out / REJECTED} has the details"
+                f"no row of {source} can be used ({count} of {tally.rows}: {reason}; "
+                f"row {first['row']}: {first['detail'] or first['reason']})"
             )
         progress(rows.total, rows.total, "bytes read")
         return stage.finish(tally.to_json())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from awpo.settings import Settings
 
@@ -74,10 +74,10 @@ class MixtureConfig(Settings):
     """Shares of the training split (`awpo.data.mixture`)."""
 
     seed: int = Field(0, ge=0, description="Seed of the choice among dialogues")
-    sources: dict[str, float] = Field(
+    sources: dict[str, NonNegativeFloat] = Field(
         default_factory=dict, description="Weight of each source; all must be named, 0 leaves out; empty: as they are"
     )
-    steps: dict[Literal["1", "2-3", "4+"], float] = Field(
+    steps: dict[Literal["1", "2-3", "4+"], NonNegativeFloat] = Field(
         default_factory=dict, description="Weight of dialogues of so many steps, within a source; empty: as they are"
     )
     dialogues: int | None = Field(

@@ -341,6 +341,13 @@ def test_gates_on_an_independent_judge(name, changes, weight):
     assert one(result.clip_low) == pytest.approx(0.2 * (1 - weight * (1 - math.sqrt(0.5))))
 
 
+def test_low_variance_is_measured_by_the_groups_own_range():
+    """A std of 0.25 is under 5% of 7 (calls are due), and above 5% of 4 (a reply is)."""
+    outcome, reasoning = [[0.25, -0.25, 0.25, -0.25]], [[2, 2, 0, 0]]
+    assert one(run("awpo_low_variance", outcome, reasoning).stats["gate"]) == 1
+    assert one(run("awpo_low_variance", outcome, reasoning, r_max=1).stats["gate"]) == 0
+
+
 def test_a_failed_judgement_closes_its_own_group_only():
     outcome, reasoning = [[4, -2, 1, 1]], [[0.1, 0.2, 0.9, 0.4]]
     both = run("awpo", outcome * 2, [*reasoning, [0.1, NAN, 0.9, 0.4]])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from awpo.artifacts import open_stage
+from awpo.artifacts import open_stage, read_manifest
 from awpo.config import EndpointConfig, JudgeConfig
 from awpo.data.offline_rationales import offline_rationale
 from awpo.data.store import write_instances
@@ -348,7 +348,8 @@ def figures(
         (figures(0.66), None),  # 26.4 of 40: 0.505 to 0.786
         (figures(0.65), "prefers the right one in 65.0% of 40 pairs (49.5% to 77.9%)"),
         (figures(0.9, outcome=None), "do not vary with the outcome"),
-        (figures(0.9, outcome=-0.2), "fall with the outcome within instances (correlation -0.20)"),
+        (figures(0.9, outcome=-0.2), "do not rise with the outcome within instances (correlation -0.20)"),
+        (figures(0.9, outcome=4e-17), "do not rise with the outcome within instances (correlation 0.00)"),
         (figures(0.9, lift=0.1), None),
         (figures(0.9, lift=0.25), "flattery adds 0.25"),
         (figures(0.9, failed=40), "no pair has two scores"),
@@ -378,6 +379,7 @@ def test_a_judge_that_gives_no_scores_is_measured_not_a_crash(folder: Path, tmp_
     assert "- it gave no score for" in shown.stdout
     assert "without readable scores: 'What a thought!'" in " ".join(shown.stdout.split())
     assert all(len(line) <= 80 for line in shown.stdout.splitlines() if not line.startswith("in "))
+    assert read_manifest(tmp_path / "out") is None  # it may have been away: the same command asks anew
 
 
 @pytest.mark.slow

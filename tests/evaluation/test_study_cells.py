@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,3 +70,37 @@ def test_a_broken_line_is_named(tmp_path: Path, broken: str) -> None:
     path.write_text(path.read_text().splitlines()[0] + "\nawpo,none\n")
     with pytest.raises(UserError, match="line 2"):
         read_cells(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: text.rindex("abc")], "line 3: it has more or fewer than 26 fields"),
+        (lambda text: text.rstrip() + ",7\n", "line 3: it has more or fewer than 26 fields"),
+        (lambda text: text.replace(",0.25,", ",7.5,"), "line 2: accuracy is 7.5, not a share"),
+        (lambda text: text.replace(",0.25,", ",x,"), "line 2: could not convert string to float: 'x'"),
+        (lambda text: text.replace("-1 -0.5", "-1 inf"), "line 2: it holds a number that is not finite"),
+        (lambda text: text.replace(",3,1,abc", ",3,-1,abc"), "line 2: its seed is -1"),
+        (lambda text: text + text.splitlines()[1] + "\n", "line 4: the cell awpo · correlated .* · 1 is there twice"),
+    ],
+)
+def test_damaged_rows_are_told_with_their_line(tmp_path: Path, damage: Callable[[str], str], said: str) -> None:
+    path = tmp_path / "cells.csv"
+    write_cells(path, [SFT, CELL])
+    whole = path.read_text()
+    assert damage(whole) != whole
+    path.write_text(damage(whole))
+    with pytest.raises(UserError, match=said):
+        read_cells(path)
+
+
+def test_what_is_no_text_is_refused_and_a_byte_order_mark_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    write_cells(path, [SFT, CELL])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_cells(path)) == 2
+    path.write_bytes(b"\xff\xfe\x00m")
+    with pytest.raises(UserError, match="cannot be read as a file of study cells"):
+        read_cells(path)
+    with pytest.raises(UserError, match="cannot be read as a file of study cells"):
+        read_cells(tmp_path)

@@ -85,7 +85,7 @@ def test_what_a_store_that_is_away_missed_is_sent_later(run: TrackedRun, monkeyp
 
 def resume_at(run: TrackedRun, step: int) -> None:
     """A trainer resumes at `step`: it replaces the file by one without the later steps, which it will do again."""
-    drop_metrics_after(run.folder, Path(f"checkpoint-{step}"))
+    drop_metrics_after(run.folder, step)
 
 
 def test_sent_but_not_written_down_is_not_doubled(run: TrackedRun) -> None:

@@ -269,7 +269,9 @@ def test_a_source_without_a_usable_row_fails_with_the_reason(tmp_path: Path) -> 
     source = write(
         tmp_path / "data.jsonl", *(json.dumps({"messages": [{"role": "user", "content": str(n)}]}) for n in range(3))
     )
-    with pytest.raises(UserError, match=r"no row of .* can be used \(3 of 3: no assistant step\)"):
+    with pytest.raises(
+        UserError, match=r"no row of .* can be used \(3 of 3: no assistant step; row 0: no assistant step\)"
+    ):
         decompose_source(source, tmp_path / "out")
     assert read_manifest(tmp_path / "out") is None
 
