@@ -57,6 +57,9 @@ def study(
 
 
 def _sum_up(settings: StudySettings, store: Path, out: Path) -> dict[str, Any]:
+    import flows.prefect_home  # noqa: F401 - before what comes with Prefect
+
+    # isort: split
     from awpo.errors import UserError
     from evaluation.study_cells import read_cells
     from evaluation.study_report import study_json, write_study
