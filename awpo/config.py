@@ -337,6 +337,10 @@ class EvaluationConfig(Settings):
     bfcl_items_per_category: PositiveInt | None = Field(
         30, description="At most this many items per BFCL category, chosen by seed; none: all"
     )
+    bfcl_turns: Literal["all", "one", "several"] = Field(
+        "all",
+        description="BFCL's categories of one turn, of several (slow on a CPU), or all; totals say what they lack",
+    )
     api_bank_items_per_level: PositiveInt | None = Field(
         30, description="At most this many items per API-Bank level, chosen by seed; none: all"
     )

@@ -18,6 +18,7 @@ from evaluation.bfcl.conversation import MOST_STEPS, Conversation, answer_text, 
 from evaluation.bfcl.data import (
     CATEGORIES,
     MULTI_TURN,
+    SINGLE_TURN,
     SOURCE,
     VERSION,
     BfclItem,
@@ -49,7 +50,8 @@ class BfclV3:
         return {"bfcl-eval": installed_version()}
 
     def parts(self, instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
-        return [_part(category, config) for category in CATEGORIES], {}
+        asked = {"all": CATEGORIES, "one": SINGLE_TURN, "several": MULTI_TURN}[config.bfcl_turns]
+        return [_part(category, config) for category in asked], {}
 
     def summary(self, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         return summary_rows(rows)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from awpo.config import EvaluationConfig
-from evaluation.bfcl.benchmark import evaluate_category, summary_rows, verdicts
+from evaluation.bfcl.benchmark import BfclV3, evaluate_category, summary_rows, verdicts
 from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
 from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
 from evaluation.bfcl.process import CheckerProcess
@@ -185,3 +185,14 @@ def test_an_average_with_a_category_missing_is_partial_and_has_no_value() -> Non
         assert (row["not_run"], row["missing"]) == (not_run, missing)
     assert found["Live Acc"]["accuracy"] == 1.0
     assert summary_rows([]) == []
+
+
+@needs_package
+@pytest.mark.parametrize(("turns", "count"), [("all", 17), ("one", 13), ("several", 4)])
+def test_categories_of_one_turn_and_of_several_are_run_alone_on_request(turns: str, count: int) -> None:
+    config = EvaluationConfig.read({"bfcl_turns": turns, "bfcl_items_per_category": 2}, "the test")
+    parts, _ = BfclV3().parts(None, config)
+    assert len(parts) == count
+    assert {part.size for part in parts} == {2}
+    several = [part.name for part in parts if "multi_turn" in part.name]
+    assert len(several) == (0 if turns == "one" else 4)
