@@ -20,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from awpo.errors import UserError
+from awpo.shared_database import open_shared
 from awpo.types import canonical_json
 
 NAME = "endpoint-cache.sqlite"
@@ -69,16 +70,7 @@ class EndpointCache:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # isolation_level None: every statement commits by itself. check_same_thread: a judge may be asked from one
-            # thread after another, never from two at once.
-            self._connection = sqlite3.connect(
-                path, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            # A kill of the process loses nothing; a power cut may lose the last answers, never the file.
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute(_TABLE)
+            self._connection = open_shared(path, _TABLE, WAIT_SECONDS)
             self._connection.execute("SELECT key, model, text, finish, created FROM answers LIMIT 0")
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from None

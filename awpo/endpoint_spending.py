@@ -19,6 +19,7 @@ from typing import Self
 
 from awpo.errors import UserError
 from awpo.processes import is_gone, process_identity
+from awpo.shared_database import open_shared
 
 SPENDING = ".spending.sqlite"
 """Name of the file in a run's folder; on further machines it has their number."""
@@ -59,17 +60,7 @@ class Spending:
         self.path = path
         self._client = f"{process_identity()}#{next(_number)}"
         try:
-            if path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            # isolation_level None: transactions are begun and ended here. check_same_thread: a client may be used by
-            # one thread after another, never by two at once.
-            self._connection = sqlite3.connect(
-                path or ":memory:", timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            # A kill of the process loses nothing; a power cut may lose the last requests, never the file.
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute(_TABLE)
+            self._connection = open_shared(path, _TABLE, WAIT_SECONDS)
             self._connection.execute("INSERT INTO spending VALUES (?, 0, 0, 0, 0)", (self._client,))
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from None
