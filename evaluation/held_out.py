@@ -137,9 +137,7 @@ def evaluate_split(
         for number, answer in enumerate(completions, start=GREEDY)
     ]
     seconds = round(time.monotonic() - start, 3)
-    rows = score_rows(
-        items, groupings=(by_step, by_kind, by_source), seed=config.seed, protocol=PROTOCOL, seconds=seconds
-    )
+    rows = score_rows(items, groupings=(by_step, by_kind, by_source), protocol=PROTOCOL, seconds=seconds)
     return items, rows
 
 

@@ -184,9 +184,7 @@ def by_source(item: Item) -> str:
     return f"source={item.source}"
 
 
-def score_rows(
-    items: Sequence[Item], *, groupings: Sequence[Grouping] = (), seed: int = 0, **fields: Any
-) -> list[ScoreRow]:
+def score_rows(items: Sequence[Item], *, groupings: Sequence[Grouping] = (), **fields: Any) -> list[ScoreRow]:
     """Rows of `scores.json` for the items of one benchmark and split: greedy and sampled, all and by group.
 
     A mode or group without items has no row. Items without a verdict are left out; the rows that they would count in
@@ -205,11 +203,11 @@ def score_rows(
             if judged := [item for item in members if item.correct is not None]:
                 missing = len(members) - len(judged)
                 partial = {"partial": True, "missing": missing} if missing else {}
-                rows.append(_row(mode, name, judged, seed) | partial | fields)
+                rows.append(_row(mode, name, judged) | partial | fields)
     return rows
 
 
-def _row(mode: str, group: str, items: Sequence[Item], seed: int) -> ScoreRow:
+def _row(mode: str, group: str, items: Sequence[Item]) -> ScoreRow:
     grouped = by_item(items)
     values = [mean_correct(samples) for samples in grouped.values()]
     clusters = [samples[0].dialogue_id for samples in grouped.values()]
@@ -224,6 +222,7 @@ def _row(mode: str, group: str, items: Sequence[Item], seed: int) -> ScoreRow:
         "high": estimate.high,
         "items": estimate.items,
         "dialogues": estimate.clusters,
+        "effective_items": estimate.effective,
         "empty_rate": sum(item.empty for item in items) / len(items),
         "response_tokens": sum(item.response_tokens for item in items) / len(items),
         "cut_rate": sum(item.finish != "stop" for item in items) / len(items),

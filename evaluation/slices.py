@@ -29,9 +29,11 @@ def take(items: Sequence[N], count: int | None, seed: int) -> list[N]:
 def pooled(rows: Sequence[ScoreRow], due: Sequence[str], *, split: str) -> ScoreRow | None:
     """One greedy score over all items of the splits `due`, from their rows; None where none of them was run.
 
-    Where every item was judged this is correct / items with Wilson's interval. Where a part is a slice, each counts
-    by its full size ("available"), with the interval of a stratified mean. Where a split was not run, or has items
-    without a verdict, the row is "partial": its accuracy is None, "not_run" and "missing" say what it lacks.
+    Each part counts by its full size ("available"), so that over whole parts this is correct / items. The interval is
+    Wilson's where the parts are whole and each item stands for itself. Where they are slices, or items come from
+    dialogues, it is that of a stratified mean, items of dialogues counted by their effective number
+    (`clustered_share`); no dialogue may lie in two parts. Where a split was not run, or has items without a verdict,
+    the row is "partial": its accuracy is None, "not_run" and "missing" say what it lacks.
     """
     found = {row["split"]: row for row in rows if row["mode"] == "greedy" and row["group"] == "all"}
     parts = [found[name] for name in due if name in found]
@@ -45,13 +47,13 @@ def pooled(rows: Sequence[ScoreRow], due: Sequence[str], *, split: str) -> Score
     if not_run or missing:
         nothing = {"accuracy": None, "low": None, "high": None}
         return row | nothing | {"partial": True, "not_run": not_run, "missing": missing}
-    if all(part["items"] == part["available"] for part in parts):
+    strata = [(part["accuracy"], part["effective_items"]) for part in parts]
+    row["accuracy"], row["low"], row["high"] = weighted_mean(strata, [part["available"] for part in parts])
+    if row["items"] == row["available"]:
         correct = sum(round(part["accuracy"] * part["items"]) for part in parts)
         row["accuracy"] = correct / row["items"]
-        row["low"], row["high"] = wilson(correct, row["items"])
-    else:
-        strata = [(part["accuracy"], part["items"]) for part in parts]
-        row["accuracy"], row["low"], row["high"] = weighted_mean(strata, [part["available"] for part in parts])
+        if row["items"] == row["dialogues"]:
+            row["low"], row["high"] = wilson(correct, row["items"])
     for key in ("empty_rate", "response_tokens", "cut_rate"):
         row[key] = sum(part[key] * part["available"] for part in parts) / row["available"]
     return row

@@ -26,13 +26,17 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its two-sided 95% interval, over `items` items of `clusters` dialogues."""
+    """A mean with its two-sided 95% interval, over `items` items of `clusters` dialogues.
+
+    `effective` is the number of independent items that a share's interval is worth, None where it has no such number.
+    """
 
     value: float
     low: float
     high: float
     items: int
     clusters: int
+    effective: float | None = None
 
 
 def wilson(successes: float, total: float) -> tuple[float, float]:
@@ -68,14 +72,14 @@ def clustered_share(values: Sequence[float] | Vector, clusters: Sequence[Hashabl
     items, count = int(sizes.sum()), len(sums)
     mean = float(sums.sum() / items)
     if count < 2:
-        return Estimate(mean, 0.0, 1.0, items, count)
+        return Estimate(mean, 0.0, 1.0, items, count, 1.0)
     variance = _variance_of_mean(sums, sizes)
     effective = float(count)
     if variance > _NO_SPREAD and 0 < mean < 1:
         effective = mean * (1 - mean) / (items - 1) / variance * items
         effective *= (_student(items - 1) / _student(count - 1)) ** 2
     low, high = wilson(mean * effective, effective)
-    return Estimate(mean, low, high, items, count)
+    return Estimate(mean, low, high, items, count, effective)
 
 
 def paired_difference(
@@ -201,10 +205,10 @@ def mcnemar(
     return min(1.0, float(chances[sides >= observed].sum()))
 
 
-def weighted_mean(parts: Sequence[tuple[float, int]], weights: Sequence[float]) -> tuple[float, float, float]:
+def weighted_mean(parts: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float, float]:
     """Mean of independent proportions by fixed weights, with a normal 95% interval clipped to [0, 1].
 
-    `parts` holds (share, items) per stratum. The variance is that of the stratified estimator, sum of
+    `parts` holds (share, items) per stratum; items of dialogues count by their effective number. The variance is that of the stratified estimator, sum of
     w^2 p(1 - p) / n with the Agresti-Coull p, so that a stratum without a miss does not count as certain.
     """
     total = sum(weights)

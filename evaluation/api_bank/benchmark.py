@@ -103,7 +103,7 @@ def evaluate_level(
     for protocol in _VERDICTS[prompts]:
         split = f"{protocol}/level-{level}"
         judged = [_item(protocol, split, item, answer) for item, (answer,) in zip(items, answers, strict=True)]
-        rows += score_rows(judged, seed=config.seed, protocol=PROTOCOLS[protocol], available=available, seconds=seconds)
+        rows += score_rows(judged, protocol=PROTOCOLS[protocol], available=available, seconds=seconds)
         found += judged
     return found, rows
 

@@ -99,7 +99,6 @@ def evaluate_category(
         failures, isolation = checker.failures, checker.isolation
     rows = score_rows(
         found,
-        seed=config.seed,
         protocol=MULTI_TURN_PROTOCOL if items and items[0].multi_turn else PROTOCOL,
         available=available,
         checker_failures=failures,

@@ -103,7 +103,6 @@ def evaluate_category(
     ]
     rows = score_rows(
         found,
-        seed=config.seed,
         protocol=PROTOCOL,
         available=available,
         shortened=sum(count < len(exemplars) for _, count in prompts),

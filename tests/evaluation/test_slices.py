@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
+from evaluation.items import GREEDY, Item, score_rows
 from evaluation.slices import pooled, take
 from evaluation.statistics import weighted_mean, wilson
 
@@ -28,6 +30,7 @@ def row(split: str, correct: int, items: int, available: int | None = None, **mo
         "accuracy": correct / items,
         "items": items,
         "dialogues": items,
+        "effective_items": float(items),
         "available": available or items,
         "seconds": 1.0,
         "empty_rate": 0.5,
@@ -63,6 +66,71 @@ def test_slices_count_by_the_size_of_their_parts() -> None:
     assert total["accuracy"] == pytest.approx(0.5 * 0.75 + 1.0 * 0.25)
     assert (total["low"], total["high"]) == weighted_mean([(0.5, 2), (1.0, 4)], [300, 100])[1:]
     assert (total["items"], total["available"]) == (6, 400)
+
+
+def judged(split: str, verdicts: list[list[bool]]) -> list[Item]:
+    """Items of dialogues; each inner list is one dialogue's verdicts."""
+    return [
+        Item(
+            *("made", split, f"{number}-{step}", f"{split}-{number}", "made", step, len(dialogue), "call"),
+            *(GREEDY, verdict, "text", 1, False),
+        )
+        for number, dialogue in enumerate(verdicts)
+        for step, verdict in enumerate(dialogue)
+    ]
+
+
+def test_items_of_dialogues_are_pooled_by_dialogue() -> None:
+    """A dialogue of which all items fall alike is worth one item: copies of an item tell nothing new."""
+    once = {"a": [[number < 30] for number in range(40)], "b": [[number < 4] for number in range(10)]}
+    copied = {split: [dialogue * 3 for dialogue in dialogues] for split, dialogues in once.items()}
+    totals = []
+    for parts in (once, copied):
+        rows = [
+            row | {"available": row["items"], "seconds": 0.0}
+            for split, dialogues in parts.items()
+            for row in score_rows(judged(split, dialogues), protocol="p")
+        ]
+        total = pooled(rows, ["a", "b"], split="both")
+        assert total is not None
+        totals.append(total)
+    single, tripled = totals
+    assert (single["low"], single["high"]) == wilson(34, 50)
+    assert (tripled["accuracy"], tripled["items"], tripled["dialogues"]) == (34 / 50, 150, 50)
+    width, narrow = single["high"] - single["low"], wilson(102, 150)[1] - wilson(102, 150)[0]
+    assert tripled["high"] - tripled["low"] == pytest.approx(width, rel=0.1)
+    assert tripled["high"] - tripled["low"] > 1.5 * narrow
+
+
+def test_the_interval_over_levels_covers_the_truth() -> None:
+    """Levels of dialogues as API-Bank's: shares that differ by level, items of a dialogue that fall alike.
+
+    Taken as independent, the items would cover less than 92%.
+    """
+    sizes = {"one": [1, 2, 3] * 35, "two": [1, 2] * 15, "three": [2, 2, 3, 5] * 8}
+    shares = {"one": 0.6, "two": 0.3, "three": 0.15}
+    counts = {split: sum(found) for split, found in sizes.items()}
+    truth = sum(shares[split] * counts[split] for split in sizes) / sum(counts.values())
+    generator, covered, alone, rounds = np.random.default_rng(5), 0, 0, 400
+    for _ in range(rounds):
+        rows = []
+        for split, found in sizes.items():
+            verdicts = []
+            for size in found:
+                common = generator.random() < shares[split]
+                copied, own = generator.random(size) < 0.7, generator.random(size) < shares[split]
+                verdicts.append([bool(common if copy else one) for copy, one in zip(copied, own, strict=True)])
+            rows += [
+                row | {"available": counts[split], "seconds": 0.0}
+                for row in score_rows(judged(split, verdicts), protocol="p")
+            ]
+        total = pooled(rows, list(sizes), split="all")
+        assert total is not None
+        covered += total["low"] <= truth <= total["high"]
+        low, high = wilson(total["accuracy"] * total["items"], total["items"])
+        alone += low <= truth <= high
+    assert 0.93 <= covered / rounds <= 0.97
+    assert alone / rounds < 0.92
 
 
 def test_a_total_without_a_part_or_with_items_without_a_verdict_has_no_value() -> None:

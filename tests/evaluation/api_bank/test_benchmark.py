@@ -84,8 +84,14 @@ def test_a_call_in_a_thought_is_not_the_dialogues_answer(shared_data: Path, answ
 
 
 def scored(split: str, correct: int, items: int) -> dict[str, Any]:
-    numbers = {"accuracy": correct / items, "items": items, "available": items, "dialogues": items, "seconds": 1.0}
-    rates = {"empty_rate": 0.0, "response_tokens": 9.0, "cut_rate": 0.0}
+    numbers = {"accuracy": correct / items, "items": items, "available": items, "dialogues": items}
+    rates = {
+        "effective_items": float(items),
+        "empty_rate": 0.0,
+        "response_tokens": 9.0,
+        "cut_rate": 0.0,
+        "seconds": 1.0,
+    }
     head = {"benchmark": "api_bank", "split": split, "mode": "greedy", "group": "all", "protocol": "p"}
     return head | numbers | rates
 

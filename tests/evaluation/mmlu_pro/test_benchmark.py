@@ -89,7 +89,13 @@ def category(
 ) -> dict[str, Any]:
     head = {"benchmark": "mmlu_pro", "split": name, "mode": "greedy", "group": "all", "protocol": "p, q"}
     numbers = {"accuracy": correct / items, "items": items, "available": available or items, "dialogues": items}
-    rates = {"empty_rate": 0.0, "response_tokens": 9.0, "cut_rate": 0.0, "seconds": 1.0}
+    rates = {
+        "effective_items": float(items),
+        "empty_rate": 0.0,
+        "response_tokens": 9.0,
+        "cut_rate": 0.0,
+        "seconds": 1.0,
+    }
     return head | numbers | rates | {"unparsed": unparsed, "unparsed_rate": len(unparsed) / items}
 
 
