@@ -25,6 +25,8 @@ SCORES = "scores.json"
 PASS_AT = (1, 8)
 REQUEST_FAILED = "request_failed"
 """The error type of an item that has no answer."""
+NO_ROOM = "no_room"
+"""The error type of an item whose prompt fills the model's context: wrong, since the model cannot answer it."""
 
 ScoreRow = dict[str, Any]
 
@@ -92,12 +94,19 @@ def make_item(
     error_type: str = "",
     detail: str = "",
 ) -> Item:
-    """The item of one answer to one question. A failed answer has no verdict, whatever `correct` says.
+    """The item of one answer to one question.
+
+    Whatever `correct` says, a failed answer has no verdict, and one for which the context has no room is wrong: that
+    it calls nothing would else count as right where no call is due.
 
     `dialogue_id` is the item's own id where it stands for itself.
     """
     completion = answer.completion()
-    failed = answer.finish == "failed"
+    verdict: bool | None = correct
+    if answer.finish == "failed":
+        verdict, error_type, detail = None, REQUEST_FAILED, answer.failure
+    elif answer.finish == "no_room":
+        verdict, error_type, detail = False, NO_ROOM, "the prompt fills the model's context"
     return Item(
         benchmark=benchmark,
         split=split,
@@ -108,13 +117,13 @@ def make_item(
         steps=steps,
         kind=kind,
         sample=sample,
-        correct=None if failed else correct,
+        correct=verdict,
         completion=answer.text,
         response_tokens=answer.tokens,
         empty=is_empty(completion),
         finish=answer.finish,
-        detail=answer.failure if failed else detail,
-        error_type=REQUEST_FAILED if failed else error_type,
+        detail=detail,
+        error_type=error_type,
         prompt_hash=question.hash,
         calls=calls_json(completion.tool_calls),
         prompt_tokens=answer.prompt_tokens,
@@ -188,7 +197,7 @@ def score_rows(items: Sequence[Item], *, groupings: Sequence[Grouping] = (), **f
     """Rows of `scores.json` for the items of one benchmark and split: greedy and sampled, all and by group.
 
     A mode or group without items has no row. Items without a verdict are left out; the rows that they would count in
-    say "partial" and how many are "missing". `fields` are added to every row.
+    say "partial" and how many are "missing", and "no_room" how many answers are wrong for want of room. `fields` are added to every row.
     """
     rows: list[ScoreRow] = []
     for mode in ("greedy", "sampled"):
@@ -202,8 +211,10 @@ def score_rows(items: Sequence[Item], *, groupings: Sequence[Grouping] = (), **f
         for name, members in groups.items():
             if judged := [item for item in members if item.correct is not None]:
                 missing = len(members) - len(judged)
-                partial = {"partial": True, "missing": missing} if missing else {}
-                rows.append(_row(mode, name, judged) | partial | fields)
+                full = sum(item.error_type == NO_ROOM for item in judged)
+                lacks = {"partial": True, "missing": missing} if missing else {}
+                lacks |= {"no_room": full} if full else {}
+                rows.append(_row(mode, name, judged) | lacks | fields)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +98,9 @@ def run(
     if as_json:
         print_json({"run_id": result["run_id"], "scores": result["scores"], "out": result["out"]})
         return
-    columns = ("benchmark", "split", "mode", "group", "accuracy", "low", "high", "items", "missing")
+    columns = ["benchmark", "split", "mode", "group", "accuracy", "low", "high", "items", "missing"]
+    if any(row.get("no_room") for row in result["scores"]):
+        columns.append("no_room")
     _print_table(f"Evaluation of {name}", columns, result["scores"])
 
 
@@ -206,7 +209,7 @@ def _print_diff(found: Diff) -> None:
             typer.echo("\n".join(f"    {line}" for line in (text or "(nothing)").splitlines()))
 
 
-def _print_table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
     from flows.screen import plain_table, print_whole

@@ -150,7 +150,7 @@ def _decoded(output: Output) -> Any:
 def _broken_off(conversation: Conversation) -> Verdict:
     if conversation.ending == "not_executed":
         return Verdict(False, conversation.problem)
-    return Verdict(False, "multi_turn:inference_error", "the history fills the model's context")
+    return Verdict(False)  # no answer, or no room for one, of which the item tells
 
 
 def _item(item: BfclItem, question: Question, answer: Generated, verdict: Verdict) -> Item:
@@ -173,6 +173,8 @@ def _conversation_item(question: Question, conversation: Conversation, verdict: 
     answers = [answer for turn in conversation.answers for answer in turn]
     completions = [answer.completion() for answer in answers]
     cut: Finish = next((answer.finish for answer in answers if answer.finish != "stop"), "stop")
+    if conversation.ending in ("failed", "no_room"):  # which an earlier answer that was cut off must not hide
+        cut = answers[-1].finish
     whole = Generated(
         text=json.dumps(conversation.texts, ensure_ascii=False),
         tokens=sum(answer.tokens for answer in answers),

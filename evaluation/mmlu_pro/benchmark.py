@@ -15,7 +15,7 @@ from awpo.events import Progress, silent
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Question, Sampling
 from evaluation.golds import ReferenceAnswers
-from evaluation.items import Item, ScoreRow, make_item, score_rows
+from evaluation.items import NO_ROOM, Item, ScoreRow, make_item, score_rows
 from evaluation.mmlu_pro.data import CATEGORIES, Exemplar, MmluItem, read
 from evaluation.mmlu_pro.extraction import extract, random_credit
 from evaluation.mmlu_pro.prompt import fitting
@@ -99,7 +99,7 @@ def evaluate_category(
     unparsed = [
         (len(item.options), item.answer_index)
         for item, judged in zip(items, found, strict=True)
-        if judged.error_type == UNPARSED
+        if judged.error_type in (UNPARSED, NO_ROOM)
     ]
     rows = score_rows(
         found,

@@ -125,6 +125,19 @@ def test_a_failed_answer_has_no_verdict_and_its_row_says_partial() -> None:
     assert "partial" not in score_rows([ITEM])[0]
 
 
+def test_a_prompt_without_room_is_wrong_and_says_so_even_where_no_call_is_due() -> None:
+    question = Question((Message("user", "?"),))
+    full = Generated("", 0, "no_room", prompt_tokens=9000)
+    item = make_item(
+        question, full, correct=True, benchmark="held_out", split="test_tools", item_id="z", source="m", kind="reply"
+    )
+    assert (item.correct, item.error_type, item.prompt_tokens) == (False, "no_room", 9000)
+    assert "fills the model's context" in item.detail
+    (row,) = score_rows([ITEM, item])
+    assert (row["accuracy"], row["items"], row["no_room"]) == (0.5, 2, 1)
+    assert "no_room" not in score_rows([ITEM])[0]
+
+
 def test_the_verdict_none_survives_the_file(tmp_path: Path) -> None:
     write_items(tmp_path / "items.parquet", [replace(ITEM, correct=None), ITEM])
     assert [item.correct for item in read_items(tmp_path / "items.parquet")] == [None, True]

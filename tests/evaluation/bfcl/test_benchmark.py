@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
 from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
 from evaluation.bfcl.process import CheckerProcess
 from evaluation.bfcl.tools import tools
-from evaluation.generate import Question
+from evaluation.generate import Finish, Generated, Question, Sampling
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
@@ -120,7 +120,32 @@ def test_answers_that_did_not_come_are_not_scored(answering: Callable[..., Any])
 def test_a_history_that_fills_the_context_is_a_wrong_answer(answering: Callable[..., Any]) -> None:
     items = read_category("multi_turn_base")[:1]
     (found,), _ = evaluate_category(answering(lambda q, s: "", "no_room"), items, EvaluationConfig(), available=200)
-    assert (found.correct, found.finish, found.error_type) == (False, "no_room", "multi_turn:inference_error")
+    assert (found.correct, found.finish, found.error_type) == (False, "no_room", "no_room")
+
+
+@needs_package
+@pytest.mark.parametrize(
+    ("finish", "verdict", "error"), [("failed", None, "request_failed"), ("no_room", False, "no_room")]
+)
+def test_how_a_conversation_ended_is_told_though_an_answer_before_was_cut_off(
+    finish: Finish, verdict: bool | None, error: str
+) -> None:
+    class Generator:
+        identity: Mapping[str, Any] = {"model": "made"}
+        asked = 0
+
+        def answer(self, questions: Sequence[Question], sampling: Sampling, **_: Any) -> list[list[Generated]]:
+            self.asked += 1
+            return [
+                [Generated("I see.", 2, "length") if self.asked == 1 else Generated("", 0, finish)] for _ in questions
+            ]
+
+        def room(self, question: Question) -> None:
+            return None
+
+    items = read_category("multi_turn_base")[:1]
+    (found,), _ = evaluate_category(Generator(), items, EvaluationConfig(), available=200)
+    assert (found.correct, found.error_type, found.finish) == (verdict, error, finish)
 
 
 @needs_package
