@@ -21,6 +21,7 @@ from flows.cli_evaluate import evaluate_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
 from flows.cli_serve import serve_one_model
+from flows.cli_setup import doctor, setup
 from flows.cli_study import study
 from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
 
@@ -37,6 +38,8 @@ app.add_typer(evaluate_app, name="evaluate")
 app.command()(compare)
 app.command()(study)
 app.command()(methods)
+app.command()(doctor)
+app.command()(setup)
 
 
 @app.command()
@@ -105,21 +108,6 @@ def train(
     if settings.data:
         check_source(Path(settings.data), settings.format)
     _run_pipeline(settings, out, verbose, as_json)
-
-
-@app.command()
-def doctor() -> None:
-    """Looks whether this machine and installation can do the work; exit code 1 where something needs mending."""
-    from rich.console import Console
-
-    from flows.doctor import examine
-
-    checks = examine()
-    from flows.doctor import checks_table
-
-    Console().print(checks_table(checks))
-    if any(check.state == "mend" for check in checks):
-        raise typer.Exit(1)
 
 
 @app.command()

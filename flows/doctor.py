@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from rich.table import Table
 
 from awpo.errors import UserError
+from flows.checks import Check
 from flows.prefect_server import ROOT, join_running_server, port_is_free
 from flows.preflight import GIGABYTE, check_writable, nearest_existing
 from tasks.layout import runs_root
@@ -23,16 +22,6 @@ BFCL = "2025.8.6.2"
 NEEDED_GIGABYTES = 2.0
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at. `mend`: work fails without; `note`: something is not there that may not be needed."""
-
-    name: str
-    state: Literal["ok", "note", "mend"]
-    found: str
-    how: str = ""
-
-
 def examine() -> list[Check]:
     """All checks, in the order a person would mend them."""
     return [
@@ -40,9 +29,10 @@ def examine() -> list[Check]:
         *check_packages(read_constraints(ROOT / "constraints.txt")),
         check_bfcl(),
         check_cores(),
+        check_gpus(),
         check_disk_space(),
         check_store(),
-        check_server(),
+        *check_server(),
         *(
             check_port(name, port, option)
             for name, port, option in (
@@ -128,6 +118,16 @@ def check_cores() -> Check:
     return Check("cores", "note", str(cores), "the demo takes about twice as long as on two")
 
 
+def check_gpus() -> Check:
+    """What torch sees, which is what training uses: a driver alone is not enough."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check("GPUs", "note", "none that torch can use", "the embedded models need none; larger ones do")
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return Check("GPUs", "ok", ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards))
+
+
 def check_disk_space() -> Check:
     place = nearest_existing(runs_root())
     free = shutil.disk_usage(place).free / GIGABYTE
@@ -149,12 +149,17 @@ def check_store() -> Check:
         return Check("MLflow store", "mend", str(error), "set AWPO_RUNS or MLFLOW_TRACKING_URI")
 
 
-def check_server() -> Check:
+def check_server() -> list[Check]:
+    """The server that commands would use, and what it has to know of this project."""
     try:
         url = join_running_server()
     except UserError as error:
-        return Check("Prefect server", "mend", str(error), "start it, or unset PREFECT_API_URL")
-    return Check("Prefect server", "ok", url or "none running; commands start a temporary one")
+        return [Check("Prefect server", "mend", str(error), "start it, or unset PREFECT_API_URL")]
+    if url is None:
+        return [Check("Prefect server", "ok", "none running; commands start a temporary one")]
+    from flows.doctor_server import examine_server
+
+    return [Check("Prefect server", "ok", url), *examine_server(url)]
 
 
 def check_port(name: str, port: int, option: str) -> Check:

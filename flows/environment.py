@@ -17,9 +17,11 @@ DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # The first start of Prefect's temporary server makes its database; on a busy machine that takes more than 20 s.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-    # Heartbeats let the server see that a run's process was killed; see `flows.servers.crash_zombie_runs`.
+    # Heartbeats let the server see that a run's process was killed; see `flows.automations`.
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
+    # A server that keeps leases in memory forgets them when it ends, and the slots they held never come back.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     # A tracking server that is away must not stop training for minutes: what was not sent is sent later.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",

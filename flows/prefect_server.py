@@ -68,12 +68,16 @@ def listens(url: str, seconds: float = 5.0) -> bool:
 
 
 def server_environment(port: int) -> dict[str, str]:
-    """The environment of servers, worker and deployment: paths absolute, as their working folder is the project's."""
+    """The environment of a server of ours, and of its worker and deployments."""
+    own = {"PREFECT_SERVER_API_HOST": HOST, "PREFECT_SERVER_API_PORT": str(port)}
+    return client_environment(f"http://{HOST}:{port}/api") | own
+
+
+def client_environment(api_url: str) -> dict[str, str]:
+    """The environment of what talks to a server: paths absolute, as its working folder is the project's."""
     return {
         **os.environ,
-        "PREFECT_API_URL": f"http://{HOST}:{port}/api",
-        "PREFECT_SERVER_API_HOST": HOST,
-        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_API_URL": api_url,
         "AWPO_RUNS": str(runs_root()),
         "PWD": str(ROOT),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from awpo.errors import UserError
-from flows.children import Child, ServerFailed
+from flows.children import Child
 from flows.prefect_server import HOST, ROOT, announced, answers, port_is_free, prefect_command, server_environment
+from flows.registration import POOL, register
 from tasks.layout import runs_root
-
-POOL = "awpo-local"
 
 
 @dataclass(frozen=True)
@@ -44,35 +42,6 @@ def require_port(port: int, option: str) -> None:
     """Raises UserError where the port is in use; `option` is how to choose another."""
     if not port_is_free(port):
         raise UserError(f"port {port} is in use; stop what listens there, or choose another with {option} PORT")
-
-
-def run_prefect(arguments: list[str], environment: dict[str, str]) -> None:
-    """Runs one Prefect command to its end; raises ServerFailed with its output where it fails."""
-    done = subprocess.run(
-        prefect_command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
-    )
-    if done.returncode != 0:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
-        raise ServerFailed(f"prefect {' '.join(arguments)} failed:\n{last}")
-
-
-def register(environment: dict[str, str]) -> None:
-    """Makes the work pool, registers the deployments of prefect.yaml, and sets up the automation against zombies."""
-    run_prefect(["work-pool", "create", POOL, "--type", "process", "--overwrite"], environment)
-    run_prefect(["--no-prompt", "deploy", "--all"], environment)
-    done = subprocess.run(
-        [sys.executable, "-c", "from flows.zombies import crash_zombie_runs; crash_zombie_runs()"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    if done.returncode != 0:
-        raise ServerFailed(
-            "the automation against zombie runs was refused:\n" + "\n".join(done.stderr.splitlines()[-5:])
-        )
 
 
 def tracking_store() -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from flows import doctor
+from awpo.errors import UserError
+from flows import doctor, registration
+from flows.cli_setup import setup
 from flows.screen import duration, last_screen
 
 
@@ -105,7 +109,7 @@ def test_a_store_that_cannot_be_written_is_to_be_mended(monkeypatch: pytest.Monk
 
 def test_a_server_that_is_named_but_not_there_is_to_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    check = doctor.check_server()
+    [check] = doctor.check_server()
     assert check.state == "mend"
     assert "127.0.0.1:9" in check.found
 
@@ -117,3 +121,36 @@ def test_ports_in_use_are_noted() -> None:
         port = taken.getsockname()[1]
         assert doctor.check_port("port", port, "--x").state == "note"
     assert doctor.check_port("port", port, "--x").state == "ok"
+
+
+def test_a_server_that_is_something_else_is_to_be_mended() -> None:
+    from flows.doctor_server import examine_server
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        [check] = examine_server(f"http://127.0.0.1:{server.server_port}/api")
+        server.shutdown()
+    assert check.state == "mend"
+    assert str(server.server_port) in check.found
+
+
+@pytest.mark.parametrize("url", ["ftp://somewhere/hook", "hooks.slack.com/x", "http://"])
+def test_an_address_that_nobody_can_be_told_at_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registration.NOTIFY, url)
+    with pytest.raises(UserError, match=registration.NOTIFY):
+        registration.register({})  # before the server is asked for anything
+
+
+def test_setting_up_needs_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("AWPO_RUNS", str(tmp_path))
+    with pytest.raises(UserError, match="awpo serve"):
+        setup()

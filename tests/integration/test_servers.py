@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +48,21 @@ class Serving:
             return json.load(response)
 
     def run(self, deployment: str, **parameters: Any) -> dict[str, Any]:
-        """Starts a run as a person does, and waits for its end; returns the flow run."""
+        """Starts a run as a person does, and waits for its success; returns the flow run."""
+        started = self.start(deployment, **parameters)
+        name = deployment.partition("/")[2]
+        newest = {"deployments": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC", "limit": 1}
+        [found] = self.ask("flow_runs/filter", newest)
+        log = (self.runs / "logs" / "prefect-worker.log").read_text()[-3000:]
+        assert found["state_type"] == "COMPLETED", (
+            f"{found['state']}\n{started.stdout[-1000:]}{started.stderr[-1000:]}\n{log}"
+        )
+        return dict(found)
+
+    def start(self, deployment: str, **parameters: Any) -> subprocess.CompletedProcess[str]:
+        """Starts a run as a person does, and waits for its end."""
         given = [part for key, value in parameters.items() for part in ("--param", f"{key}={json.dumps(value)}")]
-        started = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-m", "prefect", "deployment", "run", deployment, *given, "--watch"],
             env=self.environment,
             cwd=ROOT,
@@ -56,22 +71,61 @@ class Serving:
             timeout=2 * PATIENCE,
             check=False,
         )
-        name = deployment.partition("/")[2]
-        [found] = self.ask("flow_runs/filter", {"deployments": {"name": {"any_": [name]}}})
-        log = (self.runs / "logs" / "prefect-worker.log").read_text()[-3000:]
-        assert found["state_type"] == "COMPLETED", (
-            f"{found['state']}\n{started.stdout[-1000:]}{started.stderr[-1000:]}\n{log}"
+
+    def awpo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command in the same environment."""
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            env={**self.environment, "COLUMNS": "160"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
-        return dict(found)
+
+
+@dataclass
+class Told:
+    """Where failures are told to: a chat system's webhook, as far as the server can tell."""
+
+    port: int
+    messages: list[tuple[str, bytes]]
+
+    def wait(self, seconds: float = 60) -> tuple[str, dict[str, Any]]:
+        end = time.monotonic() + seconds
+        while not self.messages and time.monotonic() < end:
+            time.sleep(0.2)
+        kind, body = self.messages[0]
+        return kind, json.loads(body)
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def told() -> Iterator[Told]:
+    messages: list[tuple[str, bytes]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            messages.append((self.headers["Content-Type"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Told(server.server_port, messages)
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, told: Told) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("serve")
     prefect_port, mlflow_port = free_ports()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     environment |= {"AWPO_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
     environment["PYTHONPATH"] = str(ROOT)
+    environment["AWPO_NOTIFY_URL"] = f"http://127.0.0.1:{told.port}/hook?token=planted-secret"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "flows.cli", "serve"),
@@ -117,7 +171,34 @@ def test_all_deployments_are_registered(serving: Serving) -> None:
     assert nightly["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
     assert {deployment["work_pool_name"] for deployment in found} == {"awpo-local"}
     names = [automation["name"] for automation in serving.ask("automations/filter", {})]
-    assert names == ["Crash zombie runs"]
+    assert set(names) == {"Crash zombie runs", "Tell of failed runs"}
+
+
+def test_the_doctor_finds_the_whole_set_up(serving: Serving) -> None:
+    found = serving.awpo("doctor")
+    assert found.returncode == 0, found.stdout
+    for what in ("worker", "deployments", "zombie runs", "failure notification"):
+        assert re.search(rf"ok\W+{what}", found.stdout), found.stdout
+
+
+def test_a_failed_run_is_told_and_the_address_is_kept_secret(serving: Serving, told: Told) -> None:
+    started = serving.start("prepare-data/prepare-data", source="/no/such/source")
+    assert "Failed" in started.stdout
+    kind, message = told.wait()
+    assert kind == "application/json"
+    assert "is Failed" in message["text"]
+    assert "/no/such/source" in message["text"]
+    assert f"{serving.prefect}/runs/flow-run/" in message["text"]
+    everywhere = [path for path in serving.runs.rglob("*") if path.is_file()]
+    assert everywhere
+    assert not [path for path in everywhere if b"planted-secret" in path.read_bytes()]
+
+
+def test_setting_up_again_doubles_nothing(serving: Serving) -> None:
+    again = serving.awpo("setup")
+    assert again.returncode == 0, again.stderr
+    assert len(serving.ask("automations/filter", {})) == 2
+    assert len(serving.ask("deployments/filter", {})) == 9
 
 
 def test_data_are_prepared_by_the_worker(serving: Serving, tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Prefect's automations of this project: a run whose process was killed is marked, and failures are told to people.
+
+Both are made by `awpo setup` and `awpo serve`, and may be called again: what is there is brought up to date.
+"""
+
+from __future__ import annotations
+
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
+
+# isort: split
+from datetime import timedelta
+
+from prefect.automations import Automation
+from prefect.blocks.webhook import Webhook
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import CallWebhook, ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.types import SecretDict
+
+ZOMBIES, FAILURES = "Crash zombie runs", "Tell of failed runs"
+BLOCK = "awpo-failures"
+"""Name of the block that keeps the address failures are told to; Prefect stores it encrypted."""
+# Three heartbeats of PREFECT_FLOWS_HEARTBEAT_FREQUENCY (30 s).
+SILENCE = timedelta(seconds=90)
+ENDED_BADLY = ("Failed", "Crashed", "TimedOut")
+ENDED = ("Completed", "Cancelled", *ENDED_BADLY)
+RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
+# One JSON object with `text`, which Slack, Mattermost, Google Chat and others show as a message.
+MESSAGE = (
+    '{"text": {{ (flow.name ~ ": run " ~ flow_run.name ~ " is " ~ flow_run.state.name ~ ". " ~ '
+    '(flow_run.state.message or "") ~ " " ~ (flow_run | ui_url)) | tojson }}}'
+)
+
+
+def crash_zombie_runs() -> None:
+    """A run that sent heartbeats and falls silent becomes Crashed."""
+    _keep(
+        Automation(
+            name=ZOMBIES,
+            description="A run whose process was killed sends no more heartbeats",
+            trigger=EventTrigger(
+                after={"prefect.flow-run.heartbeat"},
+                expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ENDED)},
+                match=RUNS,
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=SILENCE,
+            ),
+            actions=[
+                ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat for 90 s: its process is gone"),
+            ],
+        )
+    )
+
+
+def tell_of_failures(url: str) -> None:
+    """Each run that fails, crashes or takes too long is told to `url`, an http(s) address, by a POST of {"text": ...}."""
+    # The payload is rendered to text, which is sent as it is: without the header nobody would take it for JSON.
+    block = Webhook(url=url, headers=SecretDict({"Content-Type": "application/json"}))
+    identifier = block.save(BLOCK, overwrite=True)
+    _keep(
+        Automation(
+            name=FAILURES,
+            description=f"Posts a message to the address in the block {BLOCK}",
+            trigger=EventTrigger(
+                expect={f"prefect.flow-run.{state}" for state in ENDED_BADLY},
+                match=RUNS,
+                for_each={"prefect.resource.id"},
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(0),
+            ),
+            actions=[CallWebhook(block_document_id=identifier, payload=MESSAGE)],  # type: ignore[arg-type]
+        )
+    )
+
+
+def _keep(automation: Automation) -> None:
+    """Creates the automation, or brings the one of that name up to date; one that a person disabled stays so."""
+    try:
+        known: Automation = Automation.read(name=automation.name)  # type: ignore[assignment]  # a coroutine only in an event loop
+    except ValueError:
+        automation.create()  # type: ignore[unused-coroutine]
+        return
+    known.description, known.trigger, known.actions = automation.description, automation.trigger, automation.actions
+    known.update()  # type: ignore[unused-coroutine]
