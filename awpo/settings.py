@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -106,12 +107,31 @@ def _wanted(first: Any, errors: list[Any]) -> str:
     return " or ".join(found) if all(found) else ""
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping from a file; UserError where it is missing, unreadable or not a mapping."""
-    import yaml
+class _Loader(yaml.SafeLoader):
+    """YAML without repeated keys, of which PyYAML takes the last and says nothing."""
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (first := lines.get((key.tag, key.value))) is not None:
+                told = f"the key {key.value!r} stands there again, first in line {first}"
+                raise yaml.MarkedYAMLError(problem=told, problem_mark=key.start_mark)
+            lines[key.tag, key.value] = key.start_mark.line + 1
+        return node
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML text. Raises yaml.YAMLError where it is none, or a mapping has a key twice."""
+    return yaml.load(text, _Loader)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping from a file; UserError where it is missing, unreadable, not a mapping, or has a key twice."""
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = load_yaml(path.read_text("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of a YAML file") from None
     except UnicodeDecodeError:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from awpo.embedded.values import COMPUTED, VALUES, json_type
+from awpo.settings import load_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def load_catalogue() -> Catalogue:
     for path in sorted((root / "domains").iterdir(), key=lambda item: item.name):
         if not path.name.endswith(".yaml"):
             continue
-        raw = yaml.safe_load(path.read_text("utf-8"))
+        raw = load_yaml(path.read_text("utf-8"))
         domain = path.name.removesuffix(".yaml")
         tools |= {name: _tool(domain, name, values) for name, values in raw["tools"].items()}
         chains += [_chain(values, tools) for values in raw.get("chains", ())]
@@ -179,7 +178,7 @@ def load_catalogue() -> Catalogue:
         _check_tool(tool)
     for chain in chains:
         _check_chain(chain)
-    shared = yaml.safe_load((root / "phrases.yaml").read_text("utf-8"))
+    shared = load_yaml((root / "phrases.yaml").read_text("utf-8"))
     replies = {name: tuple(values) for name, values in shared.pop("replies").items()}
     phrases = {name: _phrasings(values["known"], values["held_out"]) for name, values in shared.items()}
     return Catalogue(tuple(tools.values()), tuple(chains), phrases, replies)
