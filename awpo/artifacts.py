@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -31,8 +32,16 @@ IN_PROGRESS = ".in_progress"
 PREVIOUS = ".previous"  # an earlier result of the stage, until the new one is finished
 # What `awpo.processes` puts into a worker's run folder, which is the stage's: there before the stage is opened, kept
 # when it is emptied, no part of the result.
-WORKER_FILES = ("job.json", "log.txt", "events.jsonl")
-KEPT = (*WORKER_FILES, PREVIOUS)
+_WORKER_FILES = re.compile(r"job\.json|events\.jsonl|log(\.rank-\d+)?\.txt")
+
+
+def is_worker_file(name: str) -> bool:
+    """Whether a file of a run folder is about the worker, and not about its result."""
+    return bool(_WORKER_FILES.fullmatch(name))
+
+
+def _is_kept(name: str) -> bool:
+    return name == PREVIOUS or is_worker_file(name)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -166,7 +175,7 @@ class Stage:
             file.relative_to(self.folder).as_posix(): file_hash(file)
             for file in sorted(self.folder.rglob("*"))
             if file.is_file()
-            and file.relative_to(self.folder).as_posix() not in WORKER_FILES
+            and not is_worker_file(file.relative_to(self.folder).as_posix())
             and not any(p.startswith(".") for p in file.relative_to(self.folder).parts)
         }
         self.manifest.seconds = round(self.seconds, 3)
@@ -228,7 +237,7 @@ def open_stage(
             stage.changes = differences(left, stage.manifest)
         if mark and (mark.fingerprint == former or mark.goes_on_as(stage.manifest, growing)):
             stage.resumed, stage.earlier = True, mark.attempts(_written(folder))
-        elif folder.is_dir() and (found := [path for path in folder.iterdir() if path.name not in KEPT]):
+        elif folder.is_dir() and (found := [path for path in folder.iterdir() if not _is_kept(path.name)]):
             if not left:
                 raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
             for path in found:
@@ -255,7 +264,8 @@ def open_stage(
 def _written(folder: Path) -> Iterator[Path]:
     """The files that attempts wrote into their folder, without those that who starts the next one writes, too."""
     for path in folder.rglob("*"):
-        if path.is_file() and path.name not in ("job.json", "log.txt") and PREVIOUS not in path.parts:
+        of_starter = path.name != "events.jsonl" and is_worker_file(path.name)
+        if path.is_file() and not of_starter and PREVIOUS not in path.parts:
             yield path
 
 
@@ -269,7 +279,7 @@ def _take_back(folder: Path, made: bool) -> None:
     if hidden - {IN_PROGRESS, PREVIOUS}:
         return
     for path in folder.iterdir():
-        if path.name not in KEPT:
+        if not _is_kept(path.name):
             _remove(path)
     if (folder / PREVIOUS).is_dir():
         for path in (folder / PREVIOUS).iterdir():

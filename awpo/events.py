@@ -75,4 +75,26 @@ class Tail:
                     yield {"event": "warning", "message": f"{self.path}: unreadable line before byte {self.offset}"}
 
 
+class LineTail:
+    """Reads the new whole lines of a text file each time it is asked, from its present end on.
+
+    Of a line that was written over (a progress bar's, with carriage returns) the last state counts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset = path, path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[str]:
+        """The lines that have been finished since, without their ends."""
+        if not self.path.exists():
+            return []
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self.offset += len(whole) + 1
+        return [line.rstrip("\r").rpartition("\r")[2] for line in whole.decode("utf-8", "replace").split("\n")]
+
+
 EventHandler = Callable[[dict[str, Any]], None]

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from awpo.artifacts import IN_PROGRESS, MANIFEST, WORKER_FILES
+from awpo.artifacts import IN_PROGRESS, MANIFEST, is_worker_file
 from awpo.errors import UserError
 from tasks.layout import runs_root
 
@@ -82,7 +82,7 @@ def check_own(out: Path) -> None:
     if not out.is_dir() or out.absolute() == runs_root():
         return
     names = sorted(path.name for path in out.iterdir())
-    visible = [name for name in names if not name.startswith(".") and name not in WORKER_FILES]
+    visible = [name for name in names if not name.startswith(".") and not is_worker_file(name)]
     if not visible or any(_is_mark(out / name) for name in names):
         return
     raise UserError(

@@ -90,9 +90,9 @@ def serve_from_arguments(serve: Callable[..., None], description: str | None) ->
     parser.add_argument("--with-parent", action="store_true", help="end, with the process group, when the parent does")
     arguments = parser.parse_args()
     if arguments.with_parent:
-        from awpo.processes import _end_with_parent
+        from awpo.processes import end_with_parent
 
-        _end_with_parent()
+        end_with_parent()
 
     def ready(url: str, name: str) -> None:
         if arguments.address_file:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,7 @@ from transformers.training_args import TrainingArguments
 from awpo.artifacts import Stage, open_stage, write_atomically
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
-from awpo.training.identity import TrainingIdentity
-
-WHOLE = "whole"
-RESUME = ".resume"
+from awpo.training.identity import RESUME, WHOLE, TrainingIdentity, refuse_other_launch
 
 
 def process_state() -> PartialState:
@@ -30,13 +28,47 @@ def process_state() -> PartialState:
     return PartialState(cpu=not torch.cuda.is_available())
 
 
+def check_launch(launch: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the result depends on of how this run was started (`LaunchSettings.effect`).
+
+    `launch` says how it was meant to be started; None where nobody said. Raises UserError where the machine has fewer
+    GPUs than that takes, or other processes are here than were meant.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_gpus = bool(launch and launch.get("accelerate") and not launch["accelerate"].get("use_cpu"))
+    if on_gpus and torch.cuda.device_count() < here:
+        raise UserError(
+            f"the launch preset takes {here} GPU{'s' if here > 1 else ''} and this machine has "
+            f"{torch.cuda.device_count()}; choose one of fewer processes, or cpu or cpu-2"
+        )
+    there = process_state().num_processes
+    if launch is None:
+        return {"processes": there} if there > 1 else {}
+    if launch.get("processes", 1) != there:
+        raise UserError(
+            f"{launch.get('processes', 1)} processes were to share the training, and the launcher started {there}; "
+            f"choose another launch preset"
+        )
+    return dict(launch)
+
+
+def leave_processes() -> None:
+    """Takes leave of the other processes, at the end of a training."""
+    process_state().destroy_process_group()
+
+
 @contextmanager
 def open_training(out: Path, name: str, work: TrainingIdentity, growing: Sequence[str] = ()) -> Iterator[Stage]:
-    """`open_stage` for the processes of a run: the main one makes the folder, the others find it made."""
+    """`open_stage` for the processes of a run: the main one makes the folder, the others find it made.
+
+    Raises UserError, too, where other processes left a checkpoint of this work there.
+    """
     processes = process_state()
     with ExitStack() as stack:
         with processes.main_process_first():
             leads = processes.is_main_process
+            if leads:
+                refuse_other_launch(out, work, growing)
             opened = open_stage(out, name, work.inputs, work.settings, growing=growing, former=work.former, leads=leads)
             stage = stack.enter_context(opened)
         yield stage

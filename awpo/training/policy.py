@@ -1,6 +1,6 @@
 """Policy training by one of the methods of `awpo.methods`, on TRL's GRPOTrainer.
 
-    python -m awpo.training.policy JOB.json     {"model", "instances", "out", "config": PolicyConfig}
+    python -m awpo.training.policy JOB.json     {"model", "instances", "out", "config": PolicyConfig, "launch": ...}
 
 A rollout batch of `prompts_per_rollout` x `group_size` completions is sampled, scored, turned into advantages, and
 used for `steps_per_rollout` optimiser steps. Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl,
@@ -12,6 +12,7 @@ it ends bit for bit as it would have.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from awpo.judge import judge_identity
 from awpo.methods import Method, get_method
 from awpo.processes import worker_main
 from awpo.training.checkpoints import (
-    RESUME,
     MarkWholeCheckpoints,
+    check_launch,
     check_positions,
+    leave_processes,
     load_policy,
     open_training,
     process_state,
@@ -40,7 +42,7 @@ from awpo.training.checkpoints import (
     where_to_resume,
 )
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
-from awpo.training.identity import policy_identity
+from awpo.training.identity import GROWING, RESUME, policy_identity
 from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
@@ -193,18 +195,21 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
     )
 
 
-def train_policy(model: str, instances: Path, out: Path, config: PolicyConfig) -> dict[str, Any]:
+def train_policy(
+    model: str, instances: Path, out: Path, config: PolicyConfig, launch: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Trains `model` on the train split of `instances`; returns the summary that is written to `out`.
+
+    `launch` is how this and the other processes were started (`LaunchSettings.effect`), where somebody knows.
 
     Raises UserError where the method doesn't train a policy or no prompt can be trained on.
     """
     method = get_method(config.method)
     if not method.trains:
         raise UserError(f"method {method.name!r} trains no policy; choose one that does (see `awpo methods`)")
-    work = policy_identity(model, instances, config)
-    processes = process_state()
-    # The learning rate doesn't depend on how many steps there will be, so a run goes on to more of them exactly.
-    with open_training(out, "policy", work, growing=("steps",)) as stage:
+    launch, processes = check_launch(launch), process_state()
+    work = policy_identity(model, instances, config, launch)
+    with open_training(out, "policy", work, GROWING) as stage:
         if stage.finished:
             return dict(stage.manifest.counts)
         log = RunLog(out)
@@ -278,7 +283,9 @@ def run(job: dict[str, Any]) -> None:
         Path(job["instances"]),
         Path(job["out"]),
         PolicyConfig.read(job.get("config", {}), "the policy config"),
+        job.get("launch"),
     )
+    leave_processes()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on TRL's SFTTrainer: rationale + reference action after each prompt, loss on the target step.
 
-    python -m awpo.training.sft JOB.json     {"model", "instances", "out", "config": SftConfig}
+    python -m awpo.training.sft JOB.json     {"model", "instances", "out", "config": SftConfig, "launch": ...}
 
 Writes into `out`: checkpoint/, metrics.jsonl, events.jsonl, summary.json, manifest.json, and adapter/ where adapters
 were trained. A run that was interrupted resumes at its last whole checkpoint and ends with the same weights, bit for
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail
 from awpo.processes import worker_main
 from awpo.training.checkpoints import (
-    RESUME,
     MarkWholeCheckpoints,
+    check_launch,
     check_positions,
+    leave_processes,
     load_policy,
     open_training,
     process_state,
@@ -39,7 +40,7 @@ from awpo.training.checkpoints import (
 )
 from awpo.training.demonstrations import wrong_decision
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
-from awpo.training.identity import sft_identity
+from awpo.training.identity import RESUME, sft_identity
 from awpo.training.lora import check_layers, peft_config, save_trained
 from awpo.training.sft_trainer import IGNORED, PadAroundTarget, TargetTrainer
 from awpo.types import Instance
@@ -108,14 +109,18 @@ def prepare_demonstrations(instances: Sequence[Instance], config: SftConfig) -> 
     return result, replaced
 
 
-def train_sft(model: str, instances: Path, out: Path, config: SftConfig) -> dict[str, Any]:
+def train_sft(
+    model: str, instances: Path, out: Path, config: SftConfig, launch: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Trains `model` on the train split of `instances`; returns the summary that is written to `out`.
+
+    `launch` is how this and the other processes were started (`LaunchSettings.effect`), where somebody knows.
 
     Raises UserError where no instance can be trained on.
     """
-    processes = process_state()
+    launch, processes = check_launch(launch), process_state()
     # More steps are other work: the learning rate falls over all of them.
-    with open_training(out, "sft", sft_identity(model, instances, config)) as stage:
+    with open_training(out, "sft", sft_identity(model, instances, config, launch)) as stage:
         if stage.finished:
             return dict(stage.manifest.counts)
         log = RunLog(out)
@@ -209,8 +214,13 @@ def _mean_loss(out: Path) -> float:
 
 def run(job: dict[str, Any]) -> None:
     train_sft(
-        job["model"], Path(job["instances"]), Path(job["out"]), SftConfig.read(job.get("config", {}), "the SFT config")
+        job["model"],
+        Path(job["instances"]),
+        Path(job["out"]),
+        SftConfig.read(job.get("config", {}), "the SFT config"),
+        job.get("launch"),
     )
+    leave_processes()
 
 
 if __name__ == "__main__":

@@ -243,6 +243,19 @@ def test_of_several_processes_the_first_alone_writes(tmp_path: Path) -> None:
         assert follower.finished
 
 
+def test_the_logs_of_all_processes_are_no_part_of_a_result(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("log.txt", "log.rank-1.txt", "log.rank-12.txt", "job.json", "events.jsonl"):
+        (out / name).write_text("there before the stage is opened")
+    with open_stage(out, "example", {}, {}) as stage:
+        (out / "log.rank-x.txt").write_text("a result")
+        assert set(stage.finish().outputs) == {"log.rank-x.txt"}
+    with open_stage(out, "example", {}, {"a": 1}):
+        assert (out / "log.rank-12.txt").exists()
+        assert not (out / "log.rank-x.txt").exists()
+
+
 def test_a_result_of_an_earlier_version_is_known_by_its_former_fingerprint(tmp_path: Path) -> None:
     finish(tmp_path, config={"a": 1, "save_every": 2})
     raw = json.loads((tmp_path / "manifest.json").read_text())

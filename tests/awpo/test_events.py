@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from awpo.events import EVENTS, METRICS, RunLog, Tail
+from awpo.events import EVENTS, METRICS, LineTail, RunLog, Tail
 
 
 def test_what_was_written_is_read_once_and_in_order(tmp_path: Path) -> None:
@@ -31,3 +31,20 @@ def test_a_line_that_cannot_be_read_is_told_and_does_not_hide_the_next(tmp_path:
     assert first["event"] == "warning"
     assert "unreadable" in first["message"]
     assert second["event"] == "progress"
+
+
+def test_the_lines_of_a_log_are_read_once_from_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    assert LineTail(path).read() == []
+    path.write_text("of an earlier attempt\n")
+    tail = LineTail(path)
+    with open(path, "a", newline="") as file:
+        for text, lines in (
+            ("one\ntw", ["one"]),
+            ("o\n\n 10%|#   \r100%|####\nthree\r\n", ["two", "", "100%|####", "three"]),
+            ("", []),
+            ("four\n", ["four"]),
+        ):
+            file.write(text)
+            file.flush()
+            assert tail.read() == lines

@@ -60,15 +60,21 @@ def wait_until(condition, seconds: float = 60.0) -> bool:  # type: ignore[no-unt
 def test_events_are_relayed_and_output_is_kept(worker: str, tmp_path: Path) -> None:
     events: list[dict] = []
     run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, on_event=events.append, threads=1)
-    assert [row["done"] for row in events] == [1, 2, 3]
+    assert [row["done"] for row in events if row["event"] == "progress"] == [1, 2, 3]
+    [memory] = [row for row in events if row["event"] == "memory"]
+    assert memory["rank"] == 0
+    assert memory["bytes"] > 5_000_000, "an interpreter has more than that"
     assert "hello from the worker 1" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_second_run_does_not_relay_the_events_of_the_first(worker: str, tmp_path: Path) -> None:
     for _ in range(2):
         events: list[dict] = []
-        run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, on_event=events.append)
-    assert len(events) == 3
+        lines: list[str] = []
+        job = {"folder": str(tmp_path), "end": "well"}
+        run_worker(worker, job, tmp_path, on_event=events.append, on_output=lines.extend)
+    assert [row["event"] for row in events] == ["progress"] * 3 + ["memory"]
+    assert lines == ["hello from the worker 1"]
 
 
 def test_what_a_person_can_mend_arrives_as_such(worker: str, tmp_path: Path) -> None:

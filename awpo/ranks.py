@@ -1,0 +1,59 @@
+"""Several processes that do one piece of work (ranks 0, 1, ...): started together, and their end told truly.
+
+    python -m awpo.ranks (torchrun OPTIONS | accelerate OPTIONS) -m awpo.worker MODULE JOB.json
+
+Both launchers watch the processes with torch's elastic agent, which ends all when one fails. They put each into a
+session of its own and outlive their parent; so they are run in this process, which ends with its parent, and the
+processes with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from awpo.events import RunLog
+from awpo.processes import PARENT, end_with_parent
+
+
+def torchrun(arguments: list[str]) -> None:
+    from torch.distributed import run
+
+    run.run(run.parse_args(arguments))
+
+
+def accelerate(arguments: list[str]) -> None:
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    launch_command(launch_command_parser().parse_args(arguments))
+
+
+LAUNCHERS: dict[str, Callable[[list[str]], None]] = {"torchrun": torchrun, "accelerate": accelerate}
+
+
+def main() -> None:
+    launcher, *arguments = sys.argv[1:]
+    end_with_parent()
+    os.environ[PARENT] = str(os.getpid())
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        LAUNCHERS[launcher](arguments)
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        RunLog(Path(arguments[-1]).parent).event("ranks", codes=codes)
+        sys.exit(1)
+    except subprocess.CalledProcessError as error:  # accelerate's way with one process
+        sys.exit(error.returncode if error.returncode > 0 else 128 - error.returncode)
+    except SignalException as error:
+        print(f"asked to end by {signal.Signals(error.sigval).name}", file=sys.stderr)
+        sys.exit(128 + error.sigval)
+
+
+if __name__ == "__main__":
+    main()
