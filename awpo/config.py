@@ -318,7 +318,7 @@ class EvaluationConfig(Settings):
     # Where the data lie: what they are is a result's input.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"threads", "benchmark_data"})
 
-    benchmarks: tuple[Literal["held_out", "bfcl_v3", "api_bank", "mmlu_pro"], ...] = Field(
+    benchmarks: tuple[Literal["held_out", "bfcl_v3", "bfcl_v4", "api_bank", "mmlu_pro"], ...] = Field(
         ("held_out", "bfcl_v3"), description="Benchmarks to run"
     )
     splits: tuple[str, ...] = Field(("test_phrasings", "test_tools"), description="Splits of the instances to run")

@@ -21,6 +21,7 @@ from evaluation.items import Item, ScoreRow
 BENCHMARKS = {
     "held_out": "evaluation.held_out:HeldOut",
     "bfcl_v3": "evaluation.bfcl.benchmark:BfclV3",
+    "bfcl_v4": "evaluation.bfcl.benchmark:BfclV4",
     "api_bank": "evaluation.api_bank.benchmark:ApiBank",
     "mmlu_pro": "evaluation.mmlu_pro.benchmark:MmluPro",
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from awpo.errors import UserError
-from evaluation.bfcl.averages import AVERAGES
-from evaluation.bfcl.data import CATEGORIES
+from evaluation.bfcl.versions import V3, V4
 from evaluation.charts import number, percent
 from evaluation.compare import Difference, compare, read_run
 
@@ -226,7 +225,10 @@ def _rates(row: Mapping[str, Any] | None) -> list[Cell]:
 
 
 BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "bfcl_v3": ("BFCL v3", (*CATEGORIES, *(average.name for average in AVERAGES))),
+    **{
+        version.name: (version.title, (*version.categories, *(average.name for average in version.averages)))
+        for version in (V3, V4)
+    },
     "api_bank": ("API-Bank", ()),
     "mmlu_pro": ("MMLU-Pro", ()),
 }

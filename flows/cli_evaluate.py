@@ -46,7 +46,7 @@ def run(
     split: Annotated[list[str] | None, typer.Option(help="Split to evaluate on; give it again for more.")] = None,
     benchmark: Annotated[
         list[str] | None,
-        typer.Option(help="held_out, bfcl_v3, api_bank or mmlu_pro; give it again for more."),
+        typer.Option(help="held_out, bfcl_v3, bfcl_v4, api_bank or mmlu_pro; give it again for more."),
     ] = None,
     endpoint: Annotated[
         str | None, typer.Option(help="Base URL of an OpenAI-compatible endpoint, in place of a checkpoint.")
@@ -126,7 +126,7 @@ def diff(
 
 @evaluate_app.command()
 def check_golds(
-    benchmark: Annotated[str, typer.Option(help="held_out, bfcl_v3, api_bank or mmlu_pro.")],
+    benchmark: Annotated[str, typer.Option(help="held_out, bfcl_v3, bfcl_v4, api_bank or mmlu_pro.")],
     data: Annotated[
         Path | None, typer.Option(help="Folder of instances (held_out) or of the benchmark's files; none: as usual.")
     ] = None,

@@ -13,67 +13,82 @@ from awpo.chat import parse_completion
 from awpo.config import EvaluationConfig
 from awpo.events import Progress, silent
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
-from evaluation.bfcl.averages import AVERAGES
+from evaluation.bfcl.averages import MEMORY, MULTI_TURN
 from evaluation.bfcl.conversation import MOST_STEPS, Conversation, answer_text, converse
-from evaluation.bfcl.data import (
-    CATEGORIES,
-    MULTI_TURN,
-    SINGLE_TURN,
-    SOURCE,
-    VERSION,
-    BfclItem,
-    choose,
-    installed_version,
-    read_category,
-)
-from evaluation.bfcl.decode import decoded_calls, ends_turn, executable
-from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
+from evaluation.bfcl.data import BfclItem, choose, read_category
+from evaluation.bfcl.decode import decoded_calls, ends_turn, executable, without_thought
+from evaluation.bfcl.golds import completion_text, final_words, reference_calls, reference_turns
+from evaluation.bfcl.memory import converse_with_memory
+from evaluation.bfcl.package import find_package
 from evaluation.bfcl.process import CheckerProcess, Verdict
 from evaluation.bfcl.tools import tools
+from evaluation.bfcl.versions import V3, V4, Version
 from evaluation.generate import Finish, Generated, Generator, Question, Sampling
 from evaluation.items import Item, ScoreRow, make_item, score_rows
 from evaluation.statistics import weighted_mean
 
-NAME = "bfcl_v3"
-PROTOCOL = f"bfcl-eval {VERSION}, native calls, JSON Schema tools, dotted names"
-MULTI_TURN_PROTOCOL = f"{PROTOCOL}, {MOST_STEPS} steps a turn"
-
 Output = str | Sequence[Sequence[str]]
 
 
-class BfclV3:
-    """The Berkeley Function Calling Leaderboard, version 3."""
+class _Bfcl:
+    """The Berkeley Function Calling Leaderboard in one of its versions."""
 
-    name = NAME
+    version: Version
+    data_files: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.name = self.version.name
 
     def identity(self, config: EvaluationConfig) -> dict[str, str]:
-        return {"bfcl-eval": installed_version()}
+        find_package(self.version)
+        return {"bfcl-eval" if self.version is V3 else f"bfcl-eval of {self.name}": self.version.release}
 
     def parts(self, instances: Path | None, config: EvaluationConfig) -> tuple[list[Part], dict[str, str]]:
-        asked = {"all": CATEGORIES, "one": SINGLE_TURN, "several": MULTI_TURN}[config.bfcl_turns]
-        return [_part(category, config) for category in asked], {}
+        several = (*MULTI_TURN, *self.version.agentic)
+        asked = {"all": self.version.categories, "one": self.version.single_turn, "several": several}[config.bfcl_turns]
+        cannot = self.version.not_supported
+        parts = [_part(category, self.version, config) for category in asked if category not in cannot]
+        return parts, {f"{self.name}/{category}": cannot[category] for category in asked if category in cannot}
 
     def summary(self, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-        return summary_rows(rows)
+        return summary_rows(rows, self.version)
 
     def gold_verdicts(self, data: Path | None, config: EvaluationConfig) -> Iterator[GoldVerdict]:
-        """The reference answers of the 14 categories that have them; relevance and irrelevance have none."""
-        with CheckerProcess() as checker:
-            for category in CATEGORIES:
-                for item in read_category(category):
+        """The reference answers of the categories that have them; relevance and irrelevance have none."""
+        with CheckerProcess(version=self.version) as checker:
+            for category in self.version.categories:
+                for item in read_category(category, self.version):
                     if item.answer is not None:
                         verdict = gold_verdict(checker, item)
                         yield GoldVerdict(category, item.id, verdict.valid, verdict.reason)
 
 
-def _part(category: str, config: EvaluationConfig) -> Part:
-    known = read_category(category)
+class BfclV3(_Bfcl):
+    """The Berkeley Function Calling Leaderboard, version 3."""
+
+    version = V3
+
+
+class BfclV4(_Bfcl):
+    """The Berkeley Function Calling Leaderboard, version 4: what of it can be run without a network."""
+
+    version = V4
+
+
+def protocol(version: Version, category: str) -> str:
+    """How a category was asked and scored, in words."""
+    asked = f"bfcl-eval {version.release}, native calls, JSON Schema tools, dotted names"
+    return asked if category in version.single_turn else f"{asked}, {MOST_STEPS} steps a turn"
+
+
+def _part(category: str, version: Version, config: EvaluationConfig) -> Part:
+    known = read_category(category, version)
     chosen = choose(known, config.bfcl_items_per_category, config.seed)
 
     def run(generator: Generator, progress: Progress) -> PartResult:
         return evaluate_category(generator, chosen, config, available=len(known), progress=progress)
 
-    return Part(f"{NAME}/{category}", len(chosen), run)
+    return Part(f"{version.name}/{category}", len(chosen), run)
 
 
 def evaluate_category(
@@ -84,28 +99,33 @@ def evaluate_category(
     available: int,
     progress: Progress = silent,
 ) -> tuple[list[Item], list[ScoreRow]]:
-    """Items and rows of one category; `available` is the number of items that the category has in all.
+    """Items and rows of one category, at least one; `available` is the number of items that the category has in all.
 
     The row's `checker_failures` counts items on which the official code gave no verdict; they are wrong.
     `isolation` says in words what the process that executed calls had given up.
     """
     start = time.monotonic()
     sampling = Sampling(max_tokens=config.max_completion_length, seed=config.seed)
-    with CheckerProcess() as checker:
-        if items and items[0].multi_turn:
-            found = _converse(generator, items, sampling, checker, progress)
+    numbers: dict[str, int] = {}
+    first = items[0]
+    with CheckerProcess(version=first.version) as checker:
+        if first.category in MEMORY:
+            held, numbers = converse_with_memory(generator, items, sampling, checker, progress=progress)
+            found = _judged(items, held, checker)
+        elif first.multi_turn:
+            found = _judged(items, converse(generator, items, sampling, checker, progress=progress), checker)
         else:
             found = _ask(generator, items, sampling, checker, progress)
         failures, isolation = checker.failures, checker.isolation
     rows = score_rows(
         found,
-        protocol=MULTI_TURN_PROTOCOL if items and items[0].multi_turn else PROTOCOL,
+        protocol=protocol(first.version, first.category),
         available=available,
         checker_failures=failures,
         isolation=isolation,
         seconds=round(time.monotonic() - start, 3),
     )
-    return found, rows
+    return found, [row | numbers for row in rows]
 
 
 def _ask(
@@ -117,11 +137,9 @@ def _ask(
     return [_item(*parts) for parts in zip(items, questions, answers, found, strict=True)]
 
 
-def _converse(
-    generator: Generator, items: Sequence[BfclItem], sampling: Sampling, checker: CheckerProcess, progress: Progress
-) -> list[Item]:
+def _judged(items: Sequence[BfclItem], held: Sequence[Conversation], checker: CheckerProcess) -> list[Item]:
+    """The conversations held about items, as items with the verdicts on them."""
     questions = [Conversation(item).question for item in items]
-    held = converse(generator, items, sampling, checker, progress=progress)
     whole = [conversation for conversation in held if conversation.ending in ("done", "cut_off")]
     found = verdicts(checker, [(conversation.item, conversation.texts) for conversation in whole])
     known = {conversation.item.id: verdict for conversation, verdict in zip(whole, found, strict=True)}
@@ -134,16 +152,20 @@ def _converse(
 def verdicts(checker: CheckerProcess, outputs: Sequence[tuple[BfclItem, Output]]) -> list[Verdict]:
     """The verdict on each item's output, from its text alone.
 
-    An output is a completion's text; that of a multi-turn item a list of turns, each a list of the texts of its
-    steps, of which those without a call are passed over.
+    An output is a completion's text; that of an item of several steps a list of turns, each a list of the texts of its
+    steps. Steps without a call are passed over, but for those of an agentic item, of which the last one is judged.
     """
-    return checker.check([(item, _decoded(output)) for item, output in outputs])
+    return checker.check([(item, _decoded(item, output)) for item, output in outputs])
 
 
-def _decoded(output: Output) -> Any:
+def _decoded(item: BfclItem, output: Output) -> Any:
     if isinstance(output, str):
-        return decoded_calls(parse_completion(output))
-    steps = [[executable(_decoded(text)) for text in turn] for turn in output]
+        return decoded_calls(parse_completion(output), item.version)
+    steps = [[executable(_decoded(item, text)) for text in turn] for turn in output]
+    if item.agentic:
+        (texts,), (calls,) = output, steps
+        said = [without_thought(text) for text, called in zip(texts, calls, strict=True) if ends_turn(called)]
+        return said[-1] if said else None
     return [[calls for calls in turn if not ends_turn(calls)] for turn in steps]
 
 
@@ -157,10 +179,12 @@ def _item(item: BfclItem, question: Question, answer: Generated, verdict: Verdic
     return make_item(
         question,
         answer,
-        benchmark=NAME,
+        benchmark=item.version.name,
         split=item.category,
         item_id=item.id,
-        source=SOURCE,
+        # Questions about one memory stand and fall with what the model wrote there.
+        dialogue_id=f"{item.category}-{item.scenario}" if item.scenario else None,
+        source=item.version.source,
         kind=item.kind,
         correct=verdict.valid,
         error_type=verdict.error_type,
@@ -189,7 +213,12 @@ def _conversation_item(question: Question, conversation: Conversation, verdict: 
 
 
 def gold_verdict(checker: CheckerProcess, item: BfclItem) -> Verdict:
-    """The reference answer of an item, written as completions, through parser, decoding, execution and checker."""
+    """The reference answer of an item, written as completions, through parser, decoding, execution and checker.
+
+    An agentic item's reference has no calls: it is a model's last words.
+    """
+    if item.agentic:
+        return verdicts(checker, [(item, [[final_words(item)]])])[0]
     if not item.multi_turn:
         return verdicts(checker, [(item, completion_text(reference_calls(item)))])[0]
     texts = [
@@ -205,7 +234,7 @@ def gold_verdict(checker: CheckerProcess, item: BfclItem) -> Verdict:
     return verdicts(checker, [(item, texts)])[0]
 
 
-def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+def summary_rows(rows: Sequence[ScoreRow], version: Version = V3) -> list[ScoreRow]:
     """The leaderboard's averages, from the rows of the categories.
 
     Categories of which a slice was run count by their full size where size counts. An average of which a category
@@ -214,15 +243,15 @@ def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """
     known = {row["split"]: row for row in rows if row["mode"] == "greedy" and row["group"] == "all"}
     result: list[ScoreRow] = []
-    for average in AVERAGES:
+    for average in version.averages:
         parts = {name: known[name] for name in average.categories if name in known}
         if not parts:
             continue
-        row: ScoreRow = {"benchmark": NAME, "split": average.name, "mode": "greedy", "group": "average"}
+        row: ScoreRow = {"benchmark": version.name, "split": average.name, "mode": "greedy", "group": "average"}
         row |= {
             key: sum(part[key] for part in parts.values()) for key in ("items", "dialogues", "available", "seconds")
         }
-        row |= {"protocol": MULTI_TURN_PROTOCOL if set(parts) & set(MULTI_TURN) else PROTOCOL}
+        row["protocol"] = max((protocol(version, name) for name in parts), key=len)
         row["categories"] = list(average.categories)
         not_run = [name for name in average.categories if name not in known]
         missing = {name: part["missing"] for name, part in parts.items() if part.get("missing")}
@@ -232,7 +261,7 @@ def summary_rows(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             continue
         sizes = {name: part["available"] for name, part in parts.items()}
         weights = average.weights(sizes)
-        strata = [(parts[name]["accuracy"], parts[name]["items"]) for name in weights]
+        strata = [(parts[name]["accuracy"], parts[name]["effective_items"]) for name in weights]
         _, row["low"], row["high"] = weighted_mean(strata, list(weights.values()))
         row["accuracy"] = average.value({name: part["accuracy"] for name, part in parts.items()}, sizes)
         for key in ("empty_rate", "response_tokens", "cut_rate"):

@@ -1,19 +1,28 @@
 """The official BFCL checkers behind standard input and output: `python -m evaluation.bfcl.checker`.
 
 One JSON object a line in, one a line out. The first line out tells that the package could be imported, and what this
-process has given up: {"isolation"}. A job is one of
+process has given up, and whose release it is: {"isolation", "release"}. A job is one of
 
 - {"do": "check", "category", "language", "functions", "answer", "calls"}: the verdict on calls of one turn,
   [{name: {argument: value}}], empty where nothing could be decoded;
 - {"do": "execute", "conversation", "item", "calls"}: executes steps of calls, as Python text, on the objects of a
   conversation and gives {"results": [text of each call of the last step]}; more steps than one are those that this
   process has not seen;
+- {"do": "remember", "conversation", "item", "calls"}: executes steps that this process has not seen, and gives what
+  the conversation's memory holds: {"context": what is shown of it to the model, "snapshot": all of it as JSON}; the
+  conversation's objects are dropped;
 - {"do": "check_conversation", "conversation", "item", "answer", "calls"}: the verdict on all turns, each a list of
   steps of calls; the conversation's objects are dropped;
+- {"do": "check_reply", "conversation", "item", "answer", "calls"}: the verdict on the last words of an agentic item,
+  which "calls" is here, None where there were none; the conversation's objects are dropped;
 
-where "item" is {"id", "category", "initial_config", "involved_classes"}, and "calls" is JSON within a text. A verdict is {"valid", "error_type",
-"error"}. Verdicts are those of the package's `ast_checker`, `is_empty_output` and `multi_turn_checker`, applied as its
-`eval_runner` does; results those of its `execute_multi_turn_func_call`, which evaluates the text of the calls.
+where "item" is {"id", "category", "initial_config", "involved_classes"}, and "calls" is JSON within a text. A verdict
+is {"valid", "error_type", "error"}. Verdicts are those of the package's `ast_checker`, `is_empty_output`,
+`multi_turn_checker` and `agentic_checker`, applied as its `eval_runner` does; results those of its
+`execute_multi_turn_func_call`, which evaluates the text of the calls.
+
+Version 4's memories keep what they hold in files between conversations. Files are out of reach here: the snapshot that
+a conversation starts from stands in its "initial_config" instead, and the one it leaves is answered to "remember".
 
 It runs in a process of its own (see `evaluation.bfcl.process`), because what it checks is hostile by default and the
 package is not ours: an exception is a verdict of "not valid" that says so; `evaluation.bfcl.isolation` has the limits.
@@ -22,8 +31,11 @@ package is not ours: an exception is a verdict of "not valid" that says so; `eva
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -34,6 +46,11 @@ import orjson
 from evaluation.bfcl.isolation import isolate
 
 LONGEST_ERROR = 500
+NOT_RUN = ("WebSearchAPI", "MemoryAPI_vector")
+"""Classes of version 4 that are not imported: they need a network, a key and an encoder's weights."""
+
+_CLASSES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
+_MEMORY_FIELDS = ("core_memory", "archival_memory", "memory")
 
 
 class _NoModels(dict[str, Any]):
@@ -47,7 +64,7 @@ def load_official() -> types.SimpleNamespace:
     """The functions of the installed package that are used here.
 
     The package's model registry imports the clients of a dozen vendors; a stand-in takes its place first. Classes
-    that calls act on are imported at once, before files are out of reach.
+    that calls act on are imported at once, before files are out of reach. What only version 4 has is None in version 3.
     """
     stand_in = types.ModuleType("bfcl_eval.constants.model_config")
     stand_in.MODEL_CONFIG_MAPPING = _NoModels()  # type: ignore[attr-defined]
@@ -56,16 +73,33 @@ def load_official() -> types.SimpleNamespace:
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
     from bfcl_eval.utils import is_empty_output, is_function_calling_format_output
 
-    for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
-        importlib.import_module(module)
+    for name, module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.items():
+        if name not in NOT_RUN:
+            importlib.import_module(module)
+    check_reply, languages = None, None
+    if importlib.util.find_spec("bfcl_eval.eval_checker.agentic_eval"):  # version 4
+        check_reply = importlib.import_module("bfcl_eval.eval_checker.agentic_eval.agentic_checker").agentic_checker
+        languages = importlib.import_module("bfcl_eval.constants.enums").Language
+        _without_files(importlib.import_module(f"{_CLASSES}.memory_api_metaclass").MemoryAPI)
     return types.SimpleNamespace(
         ast_checker=ast_checker,
         is_format=is_function_calling_format_output,
         is_empty=is_empty_output,
         execute=multi_turn_utils.execute_multi_turn_func_call,
         check_turns=multi_turn_checker.multi_turn_checker,
+        check_reply=check_reply,
+        languages=languages,
         instances=vars(multi_turn_utils),  # where the executor keeps them, by name
     )
+
+
+def _without_files(memory: Any) -> None:
+    """Makes the package's memories start from a snapshot in their configuration, not from one in a file."""
+
+    def prepare(self: Any, initial_config: Mapping[str, Any]) -> Any:
+        return json.loads(initial_config["snapshot"])
+
+    memory._prepare_snapshot = prepare
 
 
 class Checker:
@@ -80,8 +114,12 @@ class Checker:
         match job["do"]:
             case "execute":
                 return self.execute(job)
+            case "remember":
+                return self.remember(job)
             case "check_conversation":
                 return self.check_conversation(job)
+            case "check_reply":
+                return self.check_reply(job)
         return self.check(job)
 
     def check(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,19 +131,31 @@ class Checker:
             return {"valid": valid, "error_type": "" if valid else kind, "error": ""}
         if not self.official.is_format(calls):
             return {"valid": False, "error_type": "ast_decoder:decoder_wrong_output_format", "error": ""}
-        return _verdict(
-            self.official.ast_checker(job["functions"], calls, job["answer"], job["language"], category, "local")
-        )
+        languages, language = self.official.languages, job["language"]
+        if languages is not None:
+            language = languages(language.lower())
+        return _verdict(self.official.ast_checker(job["functions"], calls, job["answer"], language, category, "local"))
 
     def execute(self, job: Mapping[str, Any]) -> dict[str, Any]:
         *earlier, last = job["calls"]
         for calls in earlier:
             self._execute(job, calls)
-        return {"results": self._execute(job, last)}
+        results, _ = self._execute(job, last)
+        return {"results": list(results)}
 
-    def _execute(self, job: Mapping[str, Any], calls: list[str]) -> list[str]:
+    def remember(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        for calls in job["calls"]:
+            self._execute(job, calls)
+        _, involved = self._execute(job, [])
+        (memory,) = involved.values()
+        held = {name: value for name, value in vars(memory).items() if name in _MEMORY_FIELDS}
+        self._forget(f"{job['conversation']}_{job['item']['id']}")
+        return {"context": memory._dump_core_memory_to_context(), "snapshot": json.dumps(held)}
+
+    def _execute(self, job: Mapping[str, Any], calls: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Results of a step's calls, and the objects they acted on by class."""
         item = job["item"]
-        results, _ = self.official.execute(
+        found: tuple[list[str], dict[str, Any]] = self.official.execute(
             calls,
             item["initial_config"],
             item["involved_classes"],
@@ -113,7 +163,7 @@ class Checker:
             item["id"],
             long_context="long_context" in item["category"],
         )
-        return list(results)
+        return found
 
     def check_conversation(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Executes all turns anew beside the reference's, and compares states and results turn by turn."""
@@ -129,8 +179,15 @@ class Checker:
         finally:
             self._forget(name)
 
+    def check_reply(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        self._forget(f"{job['conversation']}_{job['item']['id']}")
+        if not job["calls"]:
+            return {"valid": False, "error_type": "agentic:no_last_message", "error": ""}
+        return _verdict(self.official.check_reply(job["calls"], job["answer"]))
+
     def _forget(self, name: str) -> None:
         """Drops the objects that the executor keeps under names that begin so, which no other job will have."""
+        name = re.sub("[-./:]", "_", name)  # as version 4 names them; those of version 3 have none of these
         for key in [key for key in self.official.instances if key.startswith(f"{name}_")]:
             del self.official.instances[key]
 
@@ -147,10 +204,11 @@ def main() -> None:
     jobs = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     checker = Checker()
+    release = importlib.metadata.version("bfcl-eval")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
-    answers.write(json.dumps({"isolation": isolate()}) + "\n")
+    answers.write(json.dumps({"isolation": isolate(), "release": release}) + "\n")
     answers.flush()
     for line in jobs:
         try:

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from awpo.chat import THINK_END, render_target
+from awpo.chat import render_target
 from awpo.events import Progress, silent
 from awpo.types import Message
 from evaluation.bfcl.data import BfclItem
-from evaluation.bfcl.decode import decoded_calls, ends_turn, executable
+from evaluation.bfcl.decode import decoded_calls, ends_turn, executable, without_thought
 from evaluation.bfcl.process import CheckerProcess, NoAnswer
 from evaluation.bfcl.tools import tools
 from evaluation.generate import Generated, Generator, Question, Sampling
@@ -59,6 +59,11 @@ class Conversation:
         """The answers as text, turn by turn."""
         return [[answer_text(answer) for answer in turn] for turn in self.answers]
 
+    @property
+    def executed(self) -> list[list[str]]:
+        """The executed steps of all turns, one after the other."""
+        return [step for turn in self.steps for step in turn]
+
     def take(self, answer: Generated, checker: CheckerProcess) -> None:
         """Adds an answer and what follows from it: results of its calls, the next turn, or the end."""
         self.answers[-1].append(answer)
@@ -66,18 +71,18 @@ class Conversation:
             self.ending = "failed" if answer.finish == "failed" else "no_room"
             return
         completion = answer.completion()
-        calls = decoded_calls(completion)
+        calls = decoded_calls(completion, self.item.version)
+        made = completion.tool_calls if calls else ()
         content = completion.content
-        if completion.calls_malformed:
-            content = answer.text.rpartition(THINK_END)[2].strip()
-        made = () if completion.calls_malformed else completion.tool_calls
+        if completion.calls_malformed and not made:
+            content = without_thought(answer.text).strip()
         self._messages.append(Message("assistant", content, made, completion.thought))
         texts = executable(calls)
         if ends_turn(texts):
             self._open_turn()
             return
         try:
-            results = checker.execute(self.item, texts, [step for turn in self.steps for step in turn])
+            results = checker.execute(self.item, texts, self.executed)
         except NoAnswer as error:
             self.ending, self.problem = "not_executed", str(error)
             return
@@ -94,7 +99,7 @@ class Conversation:
         self.answers.append([])
         self.steps.append([])
         if joining := self.item.held_out.get(turn):
-            self._tools += tools(joining, self.item.language)
+            self._tools += tools(joining, self.item.language, hint=self.item.version.held_out_hint)
             self._messages.append(Message("user", MORE_FUNCTIONS))
         self._messages += self.item.turns[turn]
 

@@ -1,38 +1,25 @@
-"""BFCL v3's 4,441 items in 17 categories, read from the installed package `bfcl-eval`, as our nouns.
+"""BFCL's items, read from the release of the package `bfcl-eval` that a version asks for, as our nouns.
 
-The package is never imported here: its data files are found beside it and read.
+Version 3 has 4,441 items in 17 categories, version 4 has 5,106 in 22.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
-from awpo.errors import UserError
 from awpo.types import Message
-
-VERSION = "2025.8.6.2"
-INSTALL = f"pip install --no-deps bfcl-eval=={VERSION}"
-SOURCE = "bfcl-v3"
-
-NON_LIVE_AST = ("simple", "java", "javascript", "multiple", "parallel", "parallel_multiple")
-LIVE_AST = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
-MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-SINGLE_TURN = (*NON_LIVE_AST, "irrelevance", *LIVE_AST, "live_relevance", "live_irrelevance")
-CATEGORIES = (*SINGLE_TURN, *MULTI_TURN)
+from evaluation.bfcl.averages import MEMORY, MULTI_TURN
+from evaluation.bfcl.package import prompt_texts, read_rows
+from evaluation.bfcl.versions import V3, Version
 
 Language = Literal["Python", "Java", "JavaScript"]
 Document = dict[str, Any]
 
-# Which file of `multi_turn_func_doc` describes a class that the multi-turn items involve.
+# Which file of `multi_turn_func_doc` describes a class that items of several steps involve.
 _CLASS_FILES = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -42,7 +29,10 @@ _CLASS_FILES = {
     "TradingBot": "trading_bot",
     "TravelAPI": "travel_booking",
     "VehicleControlAPI": "vehicle_control",
+    "WebSearchAPI": "web_search",
+    **{f"MemoryAPI_{name.removeprefix('memory_')}": name for name in MEMORY},
 }
+_ANSWER_FORMAT = "ADDITIONAL_SYSTEM_PROMPT_FOR_AGENTIC_RESPONSE_FORMAT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +42,8 @@ class BfclItem:
     `turns` holds the messages that open each turn; that of a turn with held-out functions is empty. `functions` are
     the documents on offer from the start, `held_out` those that join at a turn, by its number from 0. `answer` is
     the reference as the checker takes it (calls with lists of accepted values; in several turns, the calls of each
-    turn as Python text), or None where the category has none. `initial_config` and `involved_classes` set up what
-    the calls of a multi-turn item act on.
+    turn as Python text; of an agentic item, the accepted answers), or None where there is none. `initial_config` and
+    `involved_classes` set up what the calls of an item of several steps act on. `scenario` names whose memory is asked.
     """
 
     id: str
@@ -64,10 +54,12 @@ class BfclItem:
     held_out: Mapping[int, tuple[Document, ...]] = field(default_factory=dict)
     initial_config: Mapping[str, Any] = field(default_factory=dict)
     involved_classes: tuple[str, ...] = ()
+    scenario: str = ""
+    version: Version = V3
 
     @property
     def kind(self) -> str:
-        return "reply" if "irrelevance" in self.category else "call"
+        return "reply" if "irrelevance" in self.category or self.agentic else "call"
 
     @property
     def language(self) -> Language:
@@ -77,46 +69,36 @@ class BfclItem:
     def multi_turn(self) -> bool:
         return self.category in MULTI_TURN
 
+    @property
+    def agentic(self) -> bool:
+        """Of one question and many steps, judged by the last words."""
+        return self.category in self.version.agentic
+
 
 def language(category: str) -> Language:
     """The language that a category's function documents are written in."""
-    return {"java": "Java", "javascript": "JavaScript"}.get(category, "Python")  # type: ignore[return-value]
+    if category.endswith("javascript"):
+        return "JavaScript"
+    return "Java" if category.endswith("java") else "Python"
 
 
-def installed_version() -> str:
-    """The version of the installed package; UserError where it is missing or another one."""
-    try:
-        version = importlib.metadata.version("bfcl-eval")
-    except importlib.metadata.PackageNotFoundError:
-        version = None
-    if version != VERSION:
-        have = f"bfcl-eval {version} is installed" if version else "the package bfcl-eval is not installed"
-        raise UserError(f"{have}, the benchmark bfcl_v3 needs {VERSION}: {INSTALL}; or take it out of 'benchmarks'")
-    return version
-
-
-def data_folder() -> Path:
-    """The package's folder of data; UserError where the package is missing or another version."""
-    installed_version()
-    spec = importlib.util.find_spec("bfcl_eval")
-    if spec is None or spec.origin is None:
-        raise UserError(f"bfcl-eval is installed without its files; reinstall it: {INSTALL} --force-reinstall")
-    return Path(spec.origin).parent / "data"
-
-
-def read_category(category: str) -> list[BfclItem]:
+def read_category(category: str, version: Version = V3) -> list[BfclItem]:
     """All items of a category in the package's order. Raises UserError where it has no such file."""
-    questions = _read(f"BFCL_v3_{category}.json")
+    if category in version.agentic:
+        return _agentic(category, version)
+    questions = read_rows(version, f"{version.prefix}_{category}.json")
     answers: dict[str, Any] = {}
     if "relevance" not in category:
-        rows = _read(f"possible_answer/BFCL_v3_{category}.json")
+        rows = read_rows(version, f"possible_answer/{version.prefix}_{category}.json")
         answers = {row["id"]: row["ground_truth"] for row in rows}
-    return [_item(row, category, answers.get(row["id"])) for row in questions]
+    return [_item(row, category, answers.get(row["id"]), version) for row in questions]
 
 
-def _item(row: Mapping[str, Any], category: str, answer: list[Any] | None) -> BfclItem:
+def _item(row: Mapping[str, Any], category: str, answer: list[Any] | None, version: Version) -> BfclItem:
     involved = tuple(row.get("involved_classes", ()))
-    functions = list(row["function"]) if "function" in row else [doc for name in involved for doc in _class(name)]
+    functions = (
+        list(row["function"]) if "function" in row else [doc for name in involved for doc in _class(name, version)]
+    )
     held_out: dict[int, tuple[Document, ...]] = {}
     for turn, names in row.get("missed_function", {}).items():
         found = [next(document for document in functions if document["name"] == name) for name in names]
@@ -131,22 +113,42 @@ def _item(row: Mapping[str, Any], category: str, answer: list[Any] | None) -> Bf
         held_out=held_out,
         initial_config=row.get("initial_config", {}),
         involved_classes=involved,
+        scenario=row.get("scenario", ""),
+        version=version,
     )
 
 
+def _agentic(category: str, version: Version) -> list[BfclItem]:
+    """Questions of web search or memory: one file for the categories of a kind, whose ids get the category's name."""
+    kind = "memory" if category in MEMORY else "web_search"
+    answers = {
+        row["id"]: row["ground_truth"] for row in read_rows(version, f"possible_answer/{version.prefix}_{kind}.json")
+    }
+    asked = Message("system", prompt_texts(version, (_ANSWER_FORMAT,))[_ANSWER_FORMAT])
+    found = []
+    for row in read_rows(version, f"{version.prefix}_{kind}.json"):
+        made = _item(_as_category(row, category, kind), category, answers[row["id"]], version)
+        found.append(replace(made, turns=((asked, *made.turns[0]), *made.turns[1:])))
+    return found
+
+
+def read_sessions(category: str, scenario: str, version: Version) -> list[BfclItem]:
+    """The conversations, in their order, in which a model may fill the memory that a scenario's questions are about."""
+    rows = read_rows(version, f"memory_prereq_conversation/memory_{scenario}.json")
+    return [_item(_as_category(row, category, "memory"), category, None, version) for row in rows]
+
+
+def _as_category(row: Mapping[str, Any], category: str, kind: str) -> dict[str, Any]:
+    changed = {**row, "id": row["id"].replace(kind, category)}
+    if kind == "memory":
+        changed["involved_classes"] = [f"MemoryAPI_{category.removeprefix('memory_')}"]
+    return changed
+
+
 @cache
-def _class(name: str) -> tuple[Document, ...]:
+def _class(name: str, version: Version) -> tuple[Document, ...]:
     """The documents of a class's functions."""
-    return tuple(_read(f"multi_turn_func_doc/{_CLASS_FILES[name]}.json"))
-
-
-def _read(name: str) -> list[dict[str, Any]]:
-    path = data_folder() / name
-    try:
-        with open(path, "rb") as file:
-            return [orjson.loads(line) for line in file if line.strip()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}); reinstall the package: {INSTALL} --force-reinstall") from None
+    return tuple(read_rows(version, f"multi_turn_func_doc/{_CLASS_FILES[name]}.json"))
 
 
 def choose(items: list[BfclItem], count: int | None, seed: int) -> list[BfclItem]:

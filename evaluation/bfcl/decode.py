@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from awpo.chat import THINK_END
 from awpo.types import Completion
+from evaluation.bfcl.versions import V3, Version
 
 Calls = list[dict[str, Any]]
 
 
-def decoded_calls(completion: Completion) -> Calls:
-    """The calls as [{name: {argument: value}}]; none where one of them cannot be read."""
-    if completion.calls_malformed:
+def decoded_calls(completion: Completion, version: Version = V3) -> Calls:
+    """The calls as [{name: {argument: value}}]; in version 3 none where one of them cannot be read."""
+    if completion.calls_malformed and version.all_calls_or_none:
         return []
     return [{call.name: call.arguments} for call in completion.tool_calls]
+
+
+def without_thought(text: str) -> str:
+    """What stands behind a completion's thought, as the package's handler cuts it."""
+    return text.rpartition(THINK_END)[2].lstrip("\n") if THINK_END in text else text
 
 
 def executable(calls: Calls) -> list[str]:

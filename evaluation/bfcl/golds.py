@@ -27,7 +27,7 @@ def completion_text(calls: Sequence[ToolCall]) -> str:
 
 def reference_calls(item: BfclItem) -> list[ToolCall]:
     """The calls of a single-turn item's reference. Raises ValueError where the category has no references."""
-    if item.answer is None or item.multi_turn:
+    if item.answer is None or item.multi_turn or item.agentic:
         raise ValueError(f"{item.id} has no reference of one turn")
     documents = {document["name"]: document for document in item.functions}
     return [
@@ -45,6 +45,12 @@ def reference_turns(item: BfclItem) -> list[list[ToolCall]]:
     documents = [*item.functions, *(document for found in item.held_out.values() for document in found)]
     order = {document["name"]: list(document["parameters"]["properties"]) for document in documents}
     return [[_parsed(text, order) for text in turn] for turn in item.answer or []]
+
+
+def final_words(item: BfclItem) -> str:
+    """The last words of an agentic item, with the first accepted answer, in the form that the question asks for."""
+    answer = (item.answer or [""])[0]
+    return str({"answer": answer, "context": "It was looked up."})
 
 
 def _parsed(text: str, order: Mapping[str, Sequence[str]]) -> ToolCall:

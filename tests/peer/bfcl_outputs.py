@@ -1,4 +1,4 @@
-"""Outputs of an imaginary model for all 4,441 items of BFCL v3: a seeded mixture of right and wrong answers.
+"""Outputs of an imaginary model for all items of BFCL, version 3 or 4: a seeded mixture of right and wrong answers.
 
 Every completion is in the layout that the package's handler of Qwen models reads, since what is compared is scoring.
 """
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from awpo.types import ToolCall
-from evaluation.bfcl.data import CATEGORIES, BfclItem, read_category
-from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
+from evaluation.bfcl.data import BfclItem, read_category
+from evaluation.bfcl.golds import completion_text, final_words, reference_calls, reference_turns
+from evaluation.bfcl.versions import V3, Version
 
 Output = str | list[list[str]]
 Calls = list[ToolCall]
@@ -113,18 +114,30 @@ def multi_turn(item: BfclItem, draw: random.Random) -> list[list[str]]:
     return turns
 
 
-def outputs(seed: int) -> dict[str, dict[str, Output]]:
+def agentic(item: BfclItem, draw: random.Random) -> list[list[str]]:
+    """One turn of some calls and last words, right, wrong, after a thought, or followed by nothing but calls."""
+    looks = [completion_text([ToolCall("look", {"query": word})]) for word in WORDS[: draw.randrange(3)]]
+    said = draw.choice([final_words(item), final_words(item).upper(), str(draw.choice(item.answer or [""]))])
+    said = draw.choice([said, said, f"<think>\n{said}\n</think>\n\n{draw.choice(WORDS)}", f"x{said}y", BROKEN])
+    roll = draw.random()
+    if roll < 0.05:
+        return [looks]
+    return [[*looks, f"<think>\nSo it is.\n</think>\n\n{said}" if roll < 0.3 else said]]
+
+
+def outputs(seed: int, version: Version = V3) -> dict[str, dict[str, Output]]:
     """Category, then item, to its output; the same for the same seed."""
     found: dict[str, dict[str, Output]] = {}
-    for category in CATEGORIES:
+    for category in version.categories:
         found[category] = {}
-        for item in read_category(category):
+        for item in read_category(category, version):
             draw = random.Random(f"{seed} {item.id}")
-            found[category][item.id] = multi_turn(item, draw) if item.multi_turn else single_turn(item, draw)
+            make = agentic if item.agentic else multi_turn if item.multi_turn else single_turn
+            found[category][item.id] = make(item, draw)
     return found
 
 
-def write_results(folder: Path, model: str, made: dict[str, dict[str, Output]]) -> None:
+def write_results(folder: Path, model: str, made: dict[str, dict[str, Output]], version: Version = V3) -> None:
     """The outputs as the files that the package's evaluation reads, as if `model` had written them."""
     place = folder / model.replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
@@ -132,7 +145,7 @@ def write_results(folder: Path, model: str, made: dict[str, dict[str, Output]]) 
         # The package hands its checker what stands behind the thought.
         rows: list[dict[str, Any]] = [{"id": name, "result": stripped(output)} for name, output in texts.items()]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (place / f"BFCL_v3_{category}_result.json").write_text(lines, "utf-8")
+        (place / f"{version.prefix}_{category}_result.json").write_text(lines, "utf-8")
 
 
 def stripped(output: Output) -> Any:

@@ -1,8 +1,8 @@
-"""The official BFCL V3 evaluation on stored outputs, by the package's own `eval_runner`:
+"""The official BFCL evaluation on stored outputs, by the own `eval_runner` of the package that is installed, V3 or V4:
 
     python official_bfcl.py RESULTS SCORES NUMBERS [--stand-ins]
 
-RESULTS/MODEL/BFCL_v3_CATEGORY_result.json hold the outputs; the package writes its score files and tables to SCORES.
+RESULTS/MODEL/BFCL_v3_CATEGORY_result.json (or v4) hold the outputs; the package writes its score files and tables to SCORES.
 Its tables round to two decimals: NUMBERS gets the same numbers as JSON before that, by table and column, with the
 accuracy and the wrong items of each category, and the processor time from after the imports to the end.
 
@@ -28,7 +28,7 @@ from typing import Any
 MODEL = "Qwen/Qwen3-0.6B-FC"
 HANDLER = "bfcl_eval.model_handler.local_inference.qwen_fc"
 # Where the package's tables, by file and column, show each average of evaluation/bfcl/averages.py.
-COLUMNS = {
+COLUMNS_V3 = {
     "Overall Acc": ("data_overall", "Overall Acc"),
     "Non-Live Overall Acc": ("data_non_live", "Non_Live Overall Acc"),
     "Non-Live AST Acc": ("data_overall", "Non-Live AST Acc"),
@@ -38,20 +38,30 @@ COLUMNS = {
     "Multi Turn Acc": ("data_overall", "Multi Turn Acc"),
     "Irrelevance Detection": ("data_overall", "Irrelevance Detection"),
 }
+COLUMNS_V4 = {
+    name: ("data_overall", name)
+    for name in (
+        *("Overall Acc", "Non-Live AST Acc", "Non-Live Simple AST", "Live Acc", "Multi Turn Acc"),
+        *("Web Search Acc", "Memory Acc", "Irrelevance Detection"),
+    )
+} | {"Agentic Overall Acc": ("data_agentic", "Agentic Overall Acc")}
 # Imported by handler and runner, beside what they need to read and check stored outputs.
-_OPTIONAL = ("overrides", "tenacity", "openai", "requests", "dotenv", "tqdm")
+_OPTIONAL = ("overrides", "tenacity", "openai", "requests", "dotenv", "tqdm", "pandas", "numpy")
 _PARSERS = ("java_parser", "js_parser")  # of models that answer in Java or JavaScript; they need tree_sitter
 
 
 class StandIn(types.ModuleType):
-    """A module that has every name: a class to inherit from, or a decorator that changes nothing."""
+    """A module that has every name: a class to inherit from, or a function that gives back what it is given first.
+
+    The latter is what a decorator does that changes nothing, or one that is made with options.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name[0].isupper():
             return type(name, (), {"__init__": lambda self, *args, **options: None})
-        return lambda *args, **options: args[0] if args and callable(args[0]) else (lambda function: function)
+        return lambda *args, **options: args[0] if args else (lambda function: function)
 
 
 def stand_in() -> None:
@@ -67,6 +77,7 @@ def stand_in() -> None:
     sys.modules[registry.__name__] = registry
     # As the package's registry describes it.
     registry.MODEL_CONFIG_MAPPING[MODEL] = types.SimpleNamespace(  # type: ignore[attr-defined]
+        model_name=MODEL.removesuffix("-FC"),
         model_handler=importlib.import_module(HANDLER).QwenFCHandler,
         display_name="Qwen3-0.6B (FC)",
         url="https://huggingface.co/Qwen/Qwen3-0.6B",
@@ -85,7 +96,21 @@ def evaluate(results: Path, scores: Path) -> dict[str, Any]:
 
     started = time.process_time()
     tables: dict[str, dict[str, float]] = {}
-    official_writer = eval_runner_helper.write_score_csv_file
+    keep_tables(eval_runner_helper, tables)
+    scores.mkdir(parents=True, exist_ok=True)
+    eval_runner.main([MODEL], ["all"], results, scores)
+    seconds = time.process_time() - started
+    categories: dict[str, Any] = {}
+    for path in sorted((scores / MODEL.replace("/", "_")).rglob("BFCL_v?_*_score.json")):
+        total, *wrong = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+        name = path.name[len("BFCL_v?_") :].removesuffix("_score.json")
+        categories[name] = total | {"wrong": sorted({row["id"] for row in wrong})}
+    return {"tables": tables, "categories": categories, "processor_seconds": seconds}
+
+
+def keep_tables(helper: Any, tables: dict[str, dict[str, float]]) -> None:
+    """Makes the module `eval_runner_helper` put the numbers of its one model into `tables` before it rounds them."""
+    official_writer = helper.write_score_csv_file
 
     def writer(data: list[list[Any]], file_path: Path, header: list[str], **options: Any) -> None:
         (row,) = data
@@ -94,16 +119,7 @@ def evaluate(results: Path, scores: Path) -> dict[str, Any]:
         }
         official_writer(data, file_path, header, **options)
 
-    eval_runner_helper.write_score_csv_file = writer
-    scores.mkdir(parents=True, exist_ok=True)
-    eval_runner.main([MODEL], ["all"], results, scores)
-    seconds = time.process_time() - started
-    categories: dict[str, Any] = {}
-    for path in sorted((scores / MODEL.replace("/", "_")).glob("BFCL_v3_*_score.json")):
-        total, *wrong = (json.loads(line) for line in path.read_text("utf-8").splitlines())
-        name = path.name.removeprefix("BFCL_v3_").removesuffix("_score.json")
-        categories[name] = total | {"wrong": sorted({row["id"] for row in wrong})}
-    return {"tables": tables, "categories": categories, "processor_seconds": seconds}
+    helper.write_score_csv_file = writer
 
 
 def main() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from awpo.config import EvaluationConfig
-from evaluation.bfcl.benchmark import BfclV3, evaluate_category, summary_rows, verdicts
-from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
+from evaluation.bfcl.benchmark import BfclV3, BfclV4, evaluate_category, summary_rows, verdicts
+from evaluation.bfcl.data import read_category
 from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
+from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess
 from evaluation.bfcl.tools import tools
+from evaluation.bfcl.versions import V3, V4
 from evaluation.generate import Finish, Generated, Question, Sampling
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
@@ -166,7 +168,8 @@ def test_stored_texts_are_scored_as_they_were_when_generated(answering: Callable
 
 
 def rows(accuracy: dict[str, float], **fields: Any) -> list[dict[str, Any]]:
-    rest = {"low": 0.0, "high": 1.0, "items": 30, "dialogues": 30, "empty_rate": 0.0, "response_tokens": 1.0}
+    rest = {"low": 0.0, "high": 1.0, "items": 30, "dialogues": 30, "effective_items": 30.0}
+    rest |= {"empty_rate": 0.0, "response_tokens": 1.0}
     return [
         {"benchmark": "bfcl_v3", "split": name, "mode": "greedy", "group": "all", "accuracy": share, **rest}
         | {"cut_rate": 0.0, "available": 200, "seconds": 1.0}
@@ -176,19 +179,32 @@ def rows(accuracy: dict[str, float], **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_averages_have_an_interval_and_what_they_are_made_of() -> None:
-    accuracy = dict.fromkeys(CATEGORIES, 0.5)
+    accuracy = dict.fromkeys(V3.categories, 0.5)
     found = {row["split"]: row for row in summary_rows(rows(accuracy))}
     assert len(found) == 8
     overall = found["Overall Acc"]
     assert overall["accuracy"] == pytest.approx(0.5)
     assert 0.4 < overall["low"] < 0.5 < overall["high"] < 0.6
     assert (overall["items"], overall["available"], overall["group"]) == (17 * 30, 17 * 200, "average")
-    assert sorted(overall["categories"]) == sorted(CATEGORIES)
+    assert sorted(overall["categories"]) == sorted(V3.categories)
     assert "partial" not in overall
 
 
+def test_questions_about_one_memory_make_the_interval_wide() -> None:
+    """Each counts by its effective number of items, not by its items."""
+    accuracy = dict.fromkeys(V4.categories, 0.5)
+    few = {name: {"effective_items": 5.0, "dialogues": 5} for name in V4.agentic}
+    plain, wide = (
+        {row["split"]: row for row in summary_rows(found, V4)} for found in (rows(accuracy), rows(accuracy, **few))
+    )
+    for name in ("Memory Acc", "Overall Acc"):
+        assert wide[name]["accuracy"] == plain[name]["accuracy"]
+        assert wide[name]["high"] - wide[name]["low"] > 1.3 * (plain[name]["high"] - plain[name]["low"])
+    assert wide["Live Acc"] == plain["Live Acc"]
+
+
 def test_live_is_weighted_by_size_even_where_a_slice_was_run() -> None:
-    accuracy = dict.fromkeys(CATEGORIES, 0.0) | {"simple": 1.0, "live_simple": 1.0}
+    accuracy = dict.fromkeys(V3.categories, 0.0) | {"simple": 1.0, "live_simple": 1.0}
     sizes = {"live_simple": {"available": 258}, "live_multiple": {"available": 1053}}
     found = {row["split"]: row["accuracy"] for row in summary_rows(rows(accuracy, **sizes))}
     assert found["Non-Live Simple AST"] == pytest.approx(1 / 3)
@@ -197,7 +213,7 @@ def test_live_is_weighted_by_size_even_where_a_slice_was_run() -> None:
 
 
 def test_an_average_with_a_category_missing_is_partial_and_has_no_value() -> None:
-    accuracy = dict.fromkeys([name for name in CATEGORIES if not name.startswith("multi_turn_miss")], 1.0)
+    accuracy = dict.fromkeys([name for name in V3.categories if not name.startswith("multi_turn_miss")], 1.0)
     found = {row["split"]: row for row in summary_rows(rows(accuracy, java={"partial": True, "missing": 3}))}
     lacking = ["multi_turn_miss_func", "multi_turn_miss_param"]
     for name, not_run, missing in (
@@ -221,3 +237,67 @@ def test_categories_of_one_turn_and_of_several_are_run_alone_on_request(turns: s
     assert {part.size for part in parts} == {2}
     several = [part.name for part in parts if "multi_turn" in part.name]
     assert len(several) == (0 if turns == "one" else 4)
+
+
+@pytest.mark.usefixtures("v4")
+def test_version_4_says_what_it_cannot_run_and_its_total_is_partial() -> None:
+    config = EvaluationConfig.read({"bfcl_items_per_category": 2}, "the test")
+    benchmark = BfclV4()
+    parts, cannot = benchmark.parts(None, config)
+    assert [part.name for part in parts][:3] == [f"bfcl_v4/simple_{name}" for name in ("python", "java", "javascript")]
+    assert set(cannot) == {"bfcl_v4/web_search_base", "bfcl_v4/web_search_no_snippet", "bfcl_v4/memory_vector"}
+    assert "SerpAPI" in cannot["bfcl_v4/web_search_base"]
+    assert "all-MiniLM-L6-v2" in cannot["bfcl_v4/memory_vector"]
+    assert len(parts) == 19
+    run = [part.name.partition("/")[2] for part in parts]
+    its = [row | {"benchmark": "bfcl_v4"} for row in rows(dict.fromkeys(run, 0.5))]
+    found = {row["split"]: row for row in benchmark.summary(its)}
+    assert {row["benchmark"] for row in found.values()} == {"bfcl_v4"}
+    partial = {name: row["not_run"] for name, row in found.items() if row.get("partial")}
+    assert partial == {
+        "Overall Acc": ["web_search_base", "web_search_no_snippet", "memory_vector"],
+        "Agentic Overall Acc": ["web_search_base", "web_search_no_snippet", "memory_vector"],
+        "Memory Acc": ["memory_vector"],
+    }
+    assert all(found[name]["accuracy"] is None for name in partial)
+    assert found["Multi Turn Acc"]["accuracy"] == found["Live Acc"]["accuracy"] == pytest.approx(0.5)
+    one, several = (
+        BfclV4().parts(None, EvaluationConfig.read({"bfcl_turns": turns, "bfcl_items_per_category": 1}, "the test"))
+        for turns in ("one", "several")
+    )
+    assert (len(one[0]), len(one[1]), len(several[0]), len(several[1])) == (13, 0, 6, 3)
+
+
+@pytest.mark.usefixtures("v4")
+def test_version_4_scores_by_its_own_release(answering: Callable[..., Any]) -> None:
+    """The whole way, with a call that cannot be read beside the right ones: version 3 would take none of them."""
+    (item,) = read_category("simple_java", V4)[:1]
+    answer = f"{completion_text(reference_calls(item))}\n<tool_call>\nbroken\n</tool_call>"
+    (found,), (row,) = evaluate_category(answering(lambda q, s: answer), [item], EvaluationConfig(), available=100)
+    assert (found.correct, found.benchmark, found.source, found.item_id) == (
+        True,
+        "bfcl_v4",
+        "bfcl-v4",
+        "simple_java_0",
+    )
+    assert "bfcl-eval 2026.3.23" in row["protocol"]
+    (twin,) = read_category("java")[:1]
+    assert twin.turns == item.turns
+    (found,), _ = evaluate_category(answering(lambda q, s: answer), [twin], EvaluationConfig(), available=100)
+    assert not found.correct
+
+
+@pytest.mark.usefixtures("v4")
+def test_stored_web_searches_are_scored_by_their_last_words(checker_v4: CheckerProcess) -> None:
+    (item,) = read_category("web_search_base", V4)[:1]
+    assert item.answer == ["Zhang Yiming"]
+    search = block("search_engine_query", {"keywords": "tea"})
+    outputs: dict[str, list[list[str]]] = {
+        "": [[search, "<think>\nx\n</think>\n\n{'answer': 'zhang, yiming', 'context': 'x'}"]],
+        "agentic:answer_not_found": [["It is Zhang Yiming.", "I do not know."]],
+        "agentic:no_last_message": [[search, search]],
+    }
+    found = verdicts(checker_v4, [(item, output) for output in outputs.values()])
+    assert [verdict.error_type for verdict in found] == list(outputs)
+    thought = verdicts(checker_v4, [(item, [["<think>\nZhang Yiming\n</think>\n\nNobody."]])])
+    assert not thought[0].valid

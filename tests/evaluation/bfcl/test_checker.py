@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import pytest
 
 from awpo.errors import UserError
-from evaluation.bfcl import process
-from evaluation.bfcl.data import INSTALL, LIVE_AST, NON_LIVE_AST, BfclItem, read_category
+from evaluation.bfcl.averages import LIVE_AST
+from evaluation.bfcl.data import BfclItem, read_category
 from evaluation.bfcl.golds import reference_calls
+from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess, Verdict
+from evaluation.bfcl.versions import V3
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
 Calls = list[dict[str, Any]]
-AST = (*NON_LIVE_AST, *LIVE_AST)
+AST = (*V3.non_live_ast, *LIVE_AST)
 MODEL = "Qwen_Qwen3-0.6B-FC"
 
 
@@ -264,6 +267,6 @@ def test_the_process_ends_with_its_owner(item: BfclItem) -> None:
 
 
 def test_a_checker_that_cannot_start_is_a_user_error(item: BfclItem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with CheckerProcess() as checker, pytest.raises(UserError, match="cannot be started"):
         check(checker, item, [])

@@ -13,10 +13,12 @@ import pytest
 
 from awpo.chat import parse_completion
 from awpo.types import Message, ToolCall
+from evaluation.bfcl.averages import MULTI_TURN
 from evaluation.bfcl.conversation import MORE_FUNCTIONS, MOST_STEPS, Conversation, answer_text, converse
-from evaluation.bfcl.data import INSTALL, MULTI_TURN, BfclItem, read_category
+from evaluation.bfcl.data import BfclItem, read_category
 from evaluation.bfcl.decode import decoded_calls
 from evaluation.bfcl.golds import completion_text, reference_turns
+from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess
 from evaluation.generate import Generated, Question, Sampling
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from awpo.chat import parse_completion
-from evaluation.bfcl.data import INSTALL
-from evaluation.bfcl.decode import decoded_calls, ends_turn, executable
+from evaluation.bfcl.decode import decoded_calls, ends_turn, executable, without_thought
+from evaluation.bfcl.package import INSTALL
+from evaluation.bfcl.versions import V4
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 pytestmark = needs_package
@@ -29,26 +30,26 @@ def theirs(official: Callable[[str], Any], text: str) -> list[dict[str, Any]]:
         return []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        CALL,
-        f"{CALL}\n{OTHER}",
-        f"<think>\nshort\n</think>\n\n{CALL}",
-        f"<think>\n{OTHER}\n</think>\n\n{CALL}",
-        f"Some words.\n{CALL}",
-        f"{CALL}\nSome words.",
-        "Some words.",
-        "",
-        f"{CALL}\n<tool_call>\n{{broken\n</tool_call>",
-        '<tool_call>\n["no", "object"]\n</tool_call>',
-        '<tool_call>\n{"arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": "f"}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": "text"}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": {}, "extra": 1}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": {"a": "ünï 😀 \\" \\\\ </b>"}}\n</tool_call>',
-    ],
-)
+TEXTS = [
+    CALL,
+    f"{CALL}\n{OTHER}",
+    f"<think>\nshort\n</think>\n\n{CALL}",
+    f"<think>\n{OTHER}\n</think>\n\n{CALL}",
+    f"Some words.\n{CALL}",
+    f"{CALL}\nSome words.",
+    "Some words.",
+    "",
+    f"{CALL}\n<tool_call>\n{{broken\n</tool_call>",
+    '<tool_call>\n["no", "object"]\n</tool_call>',
+    '<tool_call>\n{"arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "f"}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments": "text"}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments": {}, "extra": 1}\n</tool_call>',
+    '<tool_call>\n{"name": "f", "arguments": {"a": "ünï 😀 \\" \\\\ </b>"}}\n</tool_call>',
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_both_decode_the_same(official: Callable[[str], Any], text: str) -> None:
     assert decoded_calls(parse_completion(text)) == theirs(official, text)
 
@@ -78,6 +79,33 @@ def test_where_they_differ(
     """The list in docs/benchmarks.md; a change here must be told there."""
     assert decoded_calls(parse_completion(text)) == ours
     assert theirs(official, text) == official_calls
+
+
+OFFICIAL_V4 = """
+handler = official("model_handler.local_inference.qwen_fc").QwenFCHandler("model", 0, "model", True)
+answer = []
+for text in asked:
+    behind = text.split("</think>")[-1].lstrip("\\n") if "</think>" in text else text
+    try:
+        answer.append(handler.decode_ast(behind, "python", False))
+    except Exception:
+        answer.append([])
+"""
+
+
+def test_version_4_passes_over_what_is_no_json(ask_v4: Callable[[str, Any], Any]) -> None:
+    texts = [*TEXTS, f"{CALL}\n<tool_call>\nno\n</tool_call>\n{OTHER}"]
+    ours = [decoded_calls(parse_completion(text), V4) for text in texts]
+    assert ours == ask_v4(OFFICIAL_V4, texts)
+    assert ours[-1] == [*ours[0], {"f": {}}]
+    # Where a block is JSON but no call, the official handler loses the others; here it is passed over, too.
+    listed = f'{CALL}\n<tool_call>\n["no", "object"]\n</tool_call>'
+    assert (decoded_calls(parse_completion(listed), V4), ask_v4(OFFICIAL_V4, [listed])) == (ours[0], [[]])
+
+
+@pytest.mark.parametrize("text", ["a", "<think>\nx\n</think>\n\na", "x</think>y</think>\na\n", "\na", "</think>"])
+def test_a_thought_is_cut_off_as_the_official_handler_does(text: str) -> None:
+    assert without_thought(text) == (text.split("</think>")[-1].lstrip("\n") if "</think>" in text else text)
 
 
 def test_calls_become_the_text_that_the_official_package_evaluates(official: Callable[[str], Any]) -> None:

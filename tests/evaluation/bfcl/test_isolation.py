@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.bfcl.data import INSTALL, BfclItem, read_category
+from evaluation.bfcl.data import BfclItem, read_category
+from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess, NoAnswer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")

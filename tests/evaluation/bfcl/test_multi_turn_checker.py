@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from evaluation.bfcl.data import INSTALL, MULTI_TURN, BfclItem, read_category
+from evaluation.bfcl.averages import MULTI_TURN
+from evaluation.bfcl.data import BfclItem, read_category
 from evaluation.bfcl.decode import executable
 from evaluation.bfcl.golds import reference_turns
+from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from evaluation.bfcl.data import CATEGORIES, INSTALL, read_category
-from evaluation.bfcl.tools import tool
+from evaluation.bfcl.data import read_category
+from evaluation.bfcl.package import INSTALL
+from evaluation.bfcl.tools import tool, tools
+from evaluation.bfcl.versions import V3, V4
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
 
@@ -79,7 +81,7 @@ def test_parameters_of_other_languages_are_strings_that_say_their_type(language:
 
 
 @needs_package
-@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize("category", V3.categories)
 def test_every_document_becomes_what_the_official_package_makes_of_it(
     official: Callable[[str], Any], category: str
 ) -> None:
@@ -97,6 +99,28 @@ def test_every_document_becomes_what_the_official_package_makes_of_it(
             ours = tool(document, item.language)
             assert json.dumps(ours.to_json() | {"function": _dotless(ours.to_json()["function"])}) == json.dumps(theirs)
     assert seen
+
+
+OFFICIAL_V4 = """
+utils, package = official("model_handler.utils"), official("utils")
+style, answer = official("constants.enums").ModelStyle.NOVITA_AI, {}
+for category in asked:
+    answer[category] = []
+    for row in package.load_dataset_entry(category, include_prereq=False):
+        held = [document for found in row.get("missed_function", {}).values() for document in found]
+        answer[category].append(utils.convert_to_tool(row["function"] + held, utils.GORILLA_TO_OPENAPI, style))
+"""
+
+
+def test_those_of_version_4_too_without_a_hint_in_documents_held_out(ask_v4: Callable[[str, Any], Any]) -> None:
+    for category, theirs in ask_v4(OFFICIAL_V4, V4.categories).items():
+        items = read_category(category, V4)
+        assert len(items) == len(theirs)
+        for item, listed in zip(items, theirs, strict=True):
+            held = [document for found in item.held_out.values() for document in found]
+            made = (*tools(item.functions, item.language), *tools(held, item.language, hint=V4.held_out_hint))
+            ours = [tool.to_json() for tool in made]
+            assert [one | {"function": _dotless(one["function"])} for one in ours] == listed, item.id
 
 
 def _dotless(function: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.bfcl.averages import AVERAGES
-from evaluation.bfcl.data import CATEGORIES
+from evaluation.bfcl.versions import V3
 from evaluation.compare import EvaluationRun
 from evaluation.comparison_tables import Subject
 from evaluation.paper.figures import ABLATIONS, paper_figures
@@ -86,7 +85,7 @@ def test_the_columns_are_those_that_benchmarks_score() -> None:
     splits = {
         split for _, columns in LAYOUT for column in columns if column.benchmark == "bfcl_v3" for split in column.splits
     }
-    assert splits <= {*CATEGORIES, *(average.name for average in AVERAGES)}
+    assert splits <= {*V3.categories, *(average.name for average in V3.averages)}
 
 
 def test_ours_beside_the_paper_s(tmp_path: Path) -> None:
