@@ -25,6 +25,7 @@ SETTING = "benchmark_data"
 VARIABLES = ("AWPO_BENCHMARK_DATA", "AWPO_SHARED_DATA")
 _RAW = "https://raw.githubusercontent.com"
 _SECONDS = 60.0
+_KNOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def find(pinned: PinnedFile, setting: Path | None = None) -> Path:
                     f"remove it, or fetch it anew from {pinned.url}"
                 )
             return path
-    return _download(pinned)
+    return _download(pinned, setting)
 
 
 def find_any(names: Sequence[str], setting: Path | None = None) -> Path | None:
@@ -66,12 +67,45 @@ def find_any(names: Sequence[str], setting: Path | None = None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def find_on_hub(source: HubSource, setting: Path | None = None) -> list[Path]:
-    """The files of a set on the hub, from the library's cache or fetched; UserError says what to do where neither."""
+def find_on_hub(source: HubSource, file: str, setting: Path | None, name: str) -> Path:
+    """A file of a set on the hub, from the library's cache or fetched; UserError says what to do where neither.
+
+    `file` is its place in the set's repository, `name` that below a data folder; `source` names the split that consists
+    of it.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    known = try_to_load_from_cache(source.name, file, revision=source.revision, repo_type="dataset")
+    if isinstance(known, str):
+        return Path(known)
     try:
-        return fetch_files(source)
+        _knock(source)
+        return fetch_files(source)[0]
     except UserError as error:
-        raise UserError(f"{error}; {_where_to_put(setting)}") from None
+        raise UserError(f"{error}; {_where_to_put(name, setting)}") from None
+
+
+def _knock(source: HubSource) -> None:
+    """Asks the hub for the set once. The libraries would ask six times in 24 seconds before they say that it is away."""
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(source.name, revision=source.revision, timeout=_KNOCK_SECONDS)
+    except HfHubHTTPError:  # it answered; `fetch_files` says what its answer means
+        return
+    except (OSError, httpx2.HTTPError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{source} is not on this machine and cannot be fetched ({reason:.160})") from None
+
+
+def check_folder(folder: Path, benchmark: str, files: Sequence[str]) -> None:
+    """Raises UserError where a folder that somebody named for a benchmark's files has none of them."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; name one that holds {benchmark}'s files")
+    if not any((folder / name).is_file() for name in files):
+        raise UserError(f"{folder} holds no file of {benchmark}; expected in it: {' or '.join(files)}")
 
 
 def folders(setting: Path | None = None) -> Iterator[Path]:
@@ -96,7 +130,7 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "awpo" / "benchmarks"
 
 
-def _download(pinned: PinnedFile) -> Path:
+def _download(pinned: PinnedFile, setting: Path | None) -> Path:
     try:
         with urllib.request.urlopen(pinned.url, timeout=_SECONDS) as response:
             content = response.read()
@@ -104,7 +138,7 @@ def _download(pinned: PinnedFile) -> Path:
         reason = getattr(error, "reason", None) or error
         raise UserError(
             f"{pinned.name} is not on this machine and cannot be fetched from {pinned.url} ({reason!s:.100}); "
-            f"{_where_to_put(None)}"
+            f"{_where_to_put(pinned.name, setting)}"
         ) from None
     if (found := hashlib.sha256(content).hexdigest()) != pinned.sha256:
         raise UserError(
@@ -116,6 +150,6 @@ def _download(pinned: PinnedFile) -> Path:
     return path
 
 
-def _where_to_put(setting: Path | None) -> str:
+def _where_to_put(name: str, setting: Path | None) -> str:
     place = setting or f"a folder that {SETTING} or {VARIABLES[0]} names"
-    return f"go online once, or put the file under {place}"
+    return f"go online once, or put {name} into {place}"

@@ -58,6 +58,8 @@ class Benchmark(Protocol):
     """One benchmark. Its methods raise UserError where data, a package or a setting is missing or wrong."""
 
     name: str
+    data_files: tuple[str, ...]
+    """Names that its files may have below a data folder (`evaluation.benchmark_data`); none: it takes no such folder."""
 
     def identity(self, config: EvaluationConfig) -> dict[str, str]:
         """What the scores depend on beside settings and model: versions of packages, hashes of data files, by name.

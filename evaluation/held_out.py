@@ -36,6 +36,7 @@ class HeldOut:
     """The held-out splits of the instances that a policy was trained on."""
 
     name = NAME
+    data_files = ()
 
     def identity(self, config: EvaluationConfig) -> dict[str, str]:
         return {}

@@ -30,6 +30,9 @@ from evaluation.target import STAGE, Target, evaluation_identity, take_up_again
 
 PARTS, ANSWERS = ".parts", "answers.sqlite"
 MOST_REASONS = 20
+SERVER_SECONDS = 6 * 3600.0
+"""Time limit of a request to a server that the evaluation started. A CPU may take an hour for a batch of long prompts,
+and what a request that was given up had come to is lost; a server that ends is noticed at once."""
 
 
 def evaluate(target: Target, instances: Path | None, out: Path, config: EvaluationConfig) -> Manifest:
@@ -117,6 +120,7 @@ def open_generator(target: Target, config: EvaluationConfig, folder: Path) -> It
                 base_url=server.url,
                 model=server.name,
                 concurrency=config.batch_size,
+                timeout_seconds=SERVER_SECONDS,
                 cache=str(answers),
                 # Calls are read from the text, as in training; vLLM would look for them itself where tools are given.
                 options={"tool_choice": "none"} if config.engine == "vllm" else {},

@@ -70,6 +70,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Evaluates one checkpoint, or the model behind an endpoint; what OUT holds already is not made again."""
+    from evaluation.checks import check_evaluation
     from flows.parameters import read_pipeline
     from flows.preflight import check_file, check_out
 
@@ -90,6 +91,7 @@ def run(
     settings = type(base).read({**base.model_dump(), **given}, "awpo evaluate")
     if asked is None:
         _check_checkpoint(str(checkpoint))
+    check_evaluation(settings, instances, asked, splits=split or ())
     name = asked.model if asked else str(checkpoint)
     with flow_session(verbose):
         from flows.evaluate import evaluate as flow
@@ -135,12 +137,15 @@ def check_golds(
     """Runs the reference answers of a benchmark through its whole scoring path, and counts the valid ones."""
     from awpo.config import EvaluationConfig
     from evaluation.benchmarks import get_benchmark
+    from evaluation.checks import check_data
     from evaluation.golds import gold_report
     from flows.preflight import check_file
 
     chosen = get_benchmark(benchmark)
-    if data:
-        check_file(data, "folder of data")
+    if data and benchmark == "held_out":
+        check_file(data, "folder of instances")
+    elif data:
+        check_data(data, [benchmark])
     with progress_shown():
         from tasks.progress import open_line
 

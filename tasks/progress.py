@@ -21,7 +21,7 @@ LINE_SECONDS = 15.0
 
 
 class Line(Protocol):
-    """One stage's progress as someone sees it."""
+    """One stage's progress as someone sees it; a `total` of 0 is one that nobody knows."""
 
     def update(self, done: int, total: int, what: str = "") -> None: ...
     def note(self, message: str) -> None: ...
@@ -73,7 +73,8 @@ class _PlainLine:
         now = time.monotonic()
         if now - self.last >= self.reporter.every:
             self.last = now
-            self.reporter.say(f"{self.title}: {done}/{total} {what}".rstrip())
+            counted = f"{done}/{total}" if total else str(done)
+            self.reporter.say(f"{self.title}: {counted} {what}".rstrip())
 
     def note(self, message: str) -> None:
         self.reporter.say(f"{self.title}: {message}")
@@ -115,7 +116,7 @@ class _BarLine:
         self.bar: TaskID = reporter.bars.add_task(title, total=None, what="")
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        self.reporter.bars.update(self.bar, completed=done, total=total, what=what)
+        self.reporter.bars.update(self.bar, completed=done, total=total or None, what=what)
 
     def note(self, message: str) -> None:
         self.reporter.bars.console.print(f"  {self.title}: {message}", style="yellow", highlight=False)

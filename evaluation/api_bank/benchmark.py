@@ -38,6 +38,7 @@ class ApiBank:
     """API-Bank by ToolRL's protocol, in two forms, and call accuracy on the original dialogues."""
 
     name = NAME
+    data_files = tuple(file.name for file in FILES.values())
 
     def identity(self, config: EvaluationConfig) -> dict[str, str]:
         return {file.name: file.sha256 for file in FILES.values()}

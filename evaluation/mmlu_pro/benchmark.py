@@ -16,7 +16,7 @@ from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Question, Sampling
 from evaluation.golds import ReferenceAnswers
 from evaluation.items import NO_ROOM, Item, ScoreRow, make_item, score_rows
-from evaluation.mmlu_pro.data import CATEGORIES, Exemplar, MmluItem, read
+from evaluation.mmlu_pro.data import CATEGORIES, Exemplar, MmluItem, names_of, read
 from evaluation.mmlu_pro.extraction import extract, random_credit
 from evaluation.mmlu_pro.prompt import fitting
 from evaluation.slices import pooled, take
@@ -34,6 +34,7 @@ class MmluPro:
     """The 12,032 questions of MMLU-Pro."""
 
     name = NAME
+    data_files = tuple(names_of("test"))
 
     def identity(self, config: EvaluationConfig) -> dict[str, str]:
         return {SOURCE: read(config.benchmark_data).digest}

@@ -36,7 +36,8 @@ CATEGORIES = (
     "physics",
     "psychology",
 )
-_NAMES = ("{}.jsonl.gz", "{}.jsonl", "{}-00000-of-00001.parquet", "data/{}-00000-of-00001.parquet")
+_ON_HUB = "data/{}-00000-of-00001.parquet"
+_NAMES = ("{}.jsonl.gz", "{}.jsonl", "{}-00000-of-00001.parquet", _ON_HUB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,18 @@ def read(data: Path | None = None) -> MmluPro:
     )
 
 
+def names_of(split: str) -> list[str]:
+    """What the file of a split, test or validation, may be called below a data folder."""
+    return [f"mmlu-pro/{name.format(split)}" for name in _NAMES]
+
+
 def _plain(record: MmluItem | Exemplar) -> list[Any]:
     return [getattr(record, name) for name in record.__slots__]
 
 
 def _find(split: str, data: Path | None) -> Path:
-    local = find_any([f"mmlu-pro/{name.format(split)}" for name in _NAMES], data)
-    return local or find_on_hub(HubSource(HUB.name, HUB.revision, split), data)[0]
+    names, source = names_of(split), HubSource(HUB.name, HUB.revision, split)
+    return find_any(names, data) or find_on_hub(source, _ON_HUB.format(split), data, names[-2])
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from evaluation import benchmark_data
 from evaluation.benchmark_data import VARIABLES, PinnedFile, cache_folder, find, find_any
 
 CONTENT = b'[{"a": 1}]\n'
+COMMIT = "c" * 40
 FILE = PinnedFile("made/items.json", "owner/name", "c" * 40, "data/items.json", hashlib.sha256(CONTENT).hexdigest())
 
 
@@ -96,6 +100,41 @@ def test_offline_and_missing_is_one_line_that_says_what_to_do() -> None:
     assert "\n" not in message
     for part in (FILE.name, FILE.url, "refused", "benchmark_data or AWPO_BENCHMARK_DATA"):
         assert part in message
+
+
+def ask_for_a_set(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Looks for a set on the hub in a process of its own: the library reads its settings when it is imported."""
+    code = f"""
+from awpo.data.hub import HubSource
+from awpo.errors import UserError
+from evaluation.benchmark_data import find_on_hub
+try:
+    print(find_on_hub(HubSource("a/b", {COMMIT!r}, "test"), "data/x.parquet", None, "made/x.parquet"))
+except UserError as error:
+    print(error)
+"""
+    environment = {**os.environ, "HF_HOME": str(folder), **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [({"HF_ENDPOINT": "http://127.0.0.1:9"}, "refused"), ({"HF_HUB_OFFLINE": "1"}, "offline mode is enabled")],
+)
+def test_a_hub_that_is_away_is_asked_once_at_most(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
+    done = ask_for_a_set(tmp_path, **environment)
+    assert done.stderr == ""  # the library tells there when it asks again
+    [line] = done.stdout.splitlines()
+    assert line.startswith(f"hub:a/b@{COMMIT}:test is not on this machine and cannot be fetched (")
+    assert reason in line
+    assert line.endswith("or put made/x.parquet into a folder that benchmark_data or AWPO_BENCHMARK_DATA names")
+
+
+def test_what_the_hubs_library_keeps_needs_no_hub(tmp_path: Path) -> None:
+    kept = tmp_path / "hub" / "datasets--a--b" / "snapshots" / COMMIT / "data" / "x.parquet"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert ask_for_a_set(tmp_path, HF_ENDPOINT="http://127.0.0.1:9").stdout.strip() == str(kept)
 
 
 def test_a_missing_file_is_fetched_once_and_kept(served: Path) -> None:

@@ -15,7 +15,8 @@ import awpo.endpoint
 from awpo.artifacts import read_manifest
 from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.errors import UserError
-from evaluation import held_out
+from evaluation import held_out, run
+from evaluation.endpoint_generator import EndpointGenerator
 from evaluation.items import read_items
 from evaluation.run import evaluate
 from tests.fault_server import FaultServer
@@ -153,6 +154,27 @@ def test_an_endpoint_is_evaluated_like_a_checkpoint(tmp_path: Path, job: dict[st
     assert {item.correct for item in items if item.kind == "reply"} == {True}
     assert {item.correct for item in items if item.kind == "call"} == {False}
     assert {(item.prompt_tokens, item.response_tokens) for item in items} == {(100, 10)}
+
+
+def test_a_server_of_ours_is_given_hours(
+    tmp_path: Path, job: dict[str, Any], server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy CPU a batch of prompts takes longer than a closed model's slowest answer, and is computed anew if
+    it is given up."""
+
+    class Started:
+        url, name = server.url, "model"
+
+        def __enter__(self) -> Started:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(run, "ModelServer", lambda *_, **__: Started())
+    config = EvaluationConfig(**{**SETTINGS, "engine": "transformers"})
+    with run.open_generator(Path(job["checkpoint"]), config, tmp_path / "parts") as generator:
+        assert isinstance(generator, EndpointGenerator)
+        assert generator.config.timeout_seconds >= 3600 > EndpointConfig.model_fields["timeout_seconds"].default
 
 
 def test_failed_requests_are_missing_items_and_the_same_command_asks_for_them(

@@ -33,6 +33,30 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["check-golds", "--benchmark", "held_out", "--data", "no"],
         "no does not exist",
     ),
+    "data that a benchmark does not read": (
+        ["check-golds", "--benchmark", "bfcl_v3", "--data", "."],
+        "no folder of benchmark data is read for bfcl_v3",
+    ),
+    "a folder without the benchmark's files": (
+        ["check-golds", "--benchmark", "api_bank", "--data", "."],
+        ". holds no file of api_bank; expected in it: toolrl/api-bank-level-1-api_processed.json or",
+    ),
+    "no folder of the benchmark's files": (
+        ["embedded-1m", "--benchmark", "mmlu_pro", "--data", "no", "--out", "o"],
+        "there is no folder no; name one that holds mmlu_pro's files",
+    ),
+    "data for held_out": (
+        ["embedded-1m", "--benchmark", "held_out", "--data", ".", "--out", "o"],
+        "no folder of benchmark data is read for held_out",
+    ),
+    "an address that is none": (
+        ["--endpoint", "localhost:8000/v1", "--model", "m", "--out", "o"],
+        "base_url 'localhost:8000/v1' is not an http(s) URL",
+    ),
+    "a split that the corpus does not have": (
+        ["embedded-1m", "--split", "test_tools", "--split", "test", "--out", "o"],
+        "the embedded corpus has no split test; there are test_phrasings, test_tools, train, validation",
+    ),
     "flips of nothing": (["diff", "a", "b"], "not a finished evaluation"),
     "a name that is neither command nor checkpoint": (["dif", "--out", "o"], "unknown model 'dif'"),
 }

@@ -25,6 +25,13 @@ def test_plain_lines_come_now_and_then() -> None:
     assert len(lines) == 4
 
 
+def test_a_total_that_nobody_knows_is_not_told() -> None:
+    stream = io.StringIO()
+    with reporting(PlainReporter(stream, every=0)):
+        open_line("count").update(3, 0, "items")
+    assert "count: 3 items\n" in stream.getvalue()
+
+
 def test_bars_of_two_stages_at_once() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with BarReporter(console) as reporter, reporting(reporter):
