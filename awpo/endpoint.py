@@ -35,6 +35,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds: the pause before try n + 1 is drawn from [0, min(LONGEST_PAUSE, FIRST_PAUSE * 2^n)] ("full jitter")."""
 LONGEST_RETRY_AFTER = 300.0
 """Seconds; a server that asks for a longer wait than this is given up on, with a message that says so."""
+MOST_TOKENS = 10**9
+"""Of one answer; a server that tells more is not believed."""
 RETRIED = frozenset({408, 409, 429})
 """Statuses worth another try, besides 5xx, time-outs and lost connections."""
 
@@ -311,7 +313,7 @@ class Endpoint:
             return
         if wait > LONGEST_RETRY_AFTER:
             raise self._error(
-                f"answered {error.status_code} and asks to wait {wait:.0f} s; start again later", error.status_code
+                f"answered {error.status_code} and asks to wait {wait:.10g} s; start again later", error.status_code
             ) from None
         self._not_before = max(self._not_before, time.monotonic() + wait)
 
@@ -377,7 +379,7 @@ def _told_tokens(usage: Any) -> tuple[int, int] | None:
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
+    if type(prompt) is type(completion) is int and 0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS:
         return prompt, completion
     return None
 

@@ -217,19 +217,20 @@ def _rows(scores: _Scores, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 def sampled_instances(folder: Path, count: int, seed: int, splits: Sequence[str] = ()) -> list[Instance]:
     """At most `count` instances with a rationale, drawn by seed from a folder of any size (reservoir sampling).
 
-    Raises UserError where the folder has none.
+    Raises UserError where the folder has none, and for an unknown name in `splits`.
     """
     chance = random.Random(f"{seed}/instances")
     kept: list[tuple[int, Instance]] = []
-    usable = (item for item in store.iterate_instances(folder) if (item.rationale or "").strip())
+    read = store.iterate_instances(folder, splits or None)
     number = -1
-    for number, item in enumerate(item for item in usable if not splits or item.split in splits):
+    for number, item in enumerate(item for item in read if (item.rationale or "").strip()):
         if len(kept) < count:
             kept.append((number, item))
         elif (place := chance.randrange(number + 1)) < count:
             kept[place] = (number, item)
     if number < 0:
-        raise UserError(f"{folder} has no instance with a rationale to make pairs from; write rationales first")
+        among = f" in the split {' or '.join(splits)}" if splits else ""
+        raise UserError(f"{folder} has no instance with a rationale{among}; write rationales first")
     return [item for _, item in sorted(kept, key=lambda pair: pair[0])]
 
 
@@ -271,13 +272,16 @@ def write_evaluation(
             return _read_summary(out)
         instances = sampled_instances(instances_folder, items, seed, splits)
         thoughts = {item.id: item.rationale or "" for item in instances}
+        without_thought = 0
         if thoughts_folder:
             others = {
                 item.id: item.rationale
                 for item in store.iterate_instances(thoughts_folder)
                 if item.id in thoughts and (item.rationale or "").strip()
             }
+            drawn = len(instances)
             instances = [item for item in instances if item.id in others]
+            without_thought = drawn - len(instances)
             thoughts = {item.id: others[item.id] or "" for item in instances}
             if not instances:
                 raise UserError(f"{thoughts_folder} has no rationale for the instances of {instances_folder}")
@@ -304,6 +308,7 @@ def write_evaluation(
             "seed": seed,
             "thoughts": ("another writer's" if thoughts_folder else "the references")
             + (", reworded" if reword else ""),
+            "without_thought": without_thought,
             **found.to_json(),
             "unusable": verdict(found, config.failure_limit),
             "last_error": next((judge.last_error for judge in judges if isinstance(judge, EndpointJudge)), None),

@@ -103,6 +103,7 @@ def inspect_data(
     format: Format = "auto",
     whole: Annotated[bool, typer.Option("--whole", help="Long texts are shown to their end.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of HTML instead; it needs no other file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as one JSON object, no instances.")] = False,
 ) -> None:
     """Shows instances as a person reads them, and counts by source, kind, depth, length and tools."""
     from typing import get_args
@@ -126,12 +127,14 @@ def inspect_data(
         raise UserError(
             f"{source} holds no instance" + (f" of {' and '.join(wanted)}" if wanted else " that can be read")
         )
-    drawn = draw(chosen, summary, whole=whole)
-    if html is None:
-        Console(highlight=False).print(drawn)
-    else:
-        write_atomically(html, to_html(drawn, f"instances of {source.name}"))
+    if html is not None:
+        write_atomically(html, to_html(draw(chosen, summary, whole=whole), f"instances of {source.name}"))
+    if as_json:
+        print_json({**summary.to_json(), **({"html": str(html)} if html else {})})
+    elif html is not None:
         typer.echo(f"in {html}")
+    else:
+        Console(highlight=False).print(draw(chosen, summary, whole=whole))
 
 
 @data_app.command()

@@ -137,6 +137,8 @@ def judge_report(label: str, summary: dict[str, Any]) -> list[str]:
     )
     lines += ["", *(f"{name:50}{number(summary[key]):>8}" for name, key in figures)]
     lines.append(f"{summary['judged']} thoughts judged, {summary['failed']} failed; seed {summary['seed']}")
+    if left_out := summary.get("without_thought"):
+        lines.append(f"left out, as the other writer has no thought for them: {left_out} instances")
     if summary["unusable"]:
         lines += ["", "AWPO cannot work with this judge:"]
         for reason in summary["unusable"]:

@@ -48,6 +48,10 @@ def questions(name: str, text: BenchmarkText) -> Iterator[str]:
     for path in _files(text):
         found = False
         for row in Rows(path):
+            if row.fault is not None:  # a question that is not looked for would be trained on
+                raise UserError(
+                    f"{path}, of benchmark {name!r}: row {row.number} cannot be read ({row.fault}); mend it"
+                )
             field = next((field for field in text.fields if isinstance(row.value, dict) and field in row.value), None)
             if field is not None:
                 found = True
@@ -78,6 +82,11 @@ class Contamination:
                 known = self._grams.setdefault(size, {})
                 for gram in _grams(words, size):
                     known[gram] = known.get(gram, 0) | 1 << bit
+            if not self.questions[name]:
+                raise UserError(
+                    f"benchmark {name!r} has no question of {config.shortest} words or more in {' or '.join(text.fields)} "
+                    f"of {text.path}, so nothing would be compared with it; set its fields"
+                )
 
     def find(self, said: list[str]) -> list[str]:
         """The benchmarks whose questions a dialogue repeats; `said` are the texts of its users."""

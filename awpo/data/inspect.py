@@ -22,10 +22,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from awpo.artifacts import read_manifest
 from awpo.data.decompose import decompose
 from awpo.data.rows import Rows
 from awpo.data.sources import Rejected, RowError, detect, get_source, read_row
 from awpo.data.store import iterate_instances
+from awpo.errors import UserError
 from awpo.types import Instance, Message, Tool, ToolCall
 
 LONGEST_TEXT = 1200
@@ -46,6 +48,8 @@ def read_any(path: Path, format: str = "auto") -> Iterator[Instance | Rejected]:
     if _holds_instances(path):
         yield from iterate_instances(path)
         return
+    if path.is_dir() and (made := read_manifest(path)):
+        raise UserError(f"{path} is the result of the stage {made.stage!r}, which holds no instances-*.parquet")
     source = get_source(detect(path) if format == "auto" else format)
     for row in Rows(path):
         item = read_row(row, source)
@@ -97,6 +101,24 @@ class Summary:
         self.offered[len(instance.tools)] += 1
         self.called.update(call.name for call in instance.target.tool_calls)
         self.with_rationale += bool(instance.rationale)
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts, the most frequent first; lengths by their upper bound in characters, steps and tools in order."""
+        lengths = {str(bound): self.length[bound] for bound in _LENGTHS if self.length[bound]}
+        if self.length[0]:
+            lengths["more"] = self.length[0]
+        return {
+            "instances": self.instances,
+            "with_rationale": self.with_rationale,
+            "source": dict(self.source.most_common()),
+            "kind": dict(self.kind.most_common()),
+            "split": dict(self.split.most_common()),
+            "depth": dict(sorted(self.depth.items())),
+            "length": lengths,
+            "offered": dict(sorted(self.offered.items())),
+            "called": dict(self.called.most_common()),
+            "rejected": dict(self.rejected.most_common()),
+        }
 
 
 def inspect_instances(

@@ -148,7 +148,10 @@ def _copied_parts(path: Path, size: int, folder: Path, number: int, wanted: Call
         copied, written = folder / f"{number:05d}.rows", 0
         with open(copied if wanted(number) else os.devnull, "wb") as file:
             while row is not None and written < size:
-                text = marshal.dumps((row.number, row.value, row.fault))
+                try:
+                    text = marshal.dumps((row.number, row.value, row.fault))
+                except ValueError:  # it writes 2,000 levels; the JSON reader of later Pythons reads more
+                    text = marshal.dumps((row.number, None, "the value is nested too deeply"))
                 file.write(text)
                 written += len(text)
                 row = next(iterator, None)

@@ -52,19 +52,28 @@ def data_files(source: Path) -> list[Path]:
     """
     if hub.is_hub(source):
         return hub.fetch_files(hub.parse_source(source))
+    try:
+        return _local_files(source)
+    except OSError as error:
+        raise UserError(f"cannot read {source}: {error.strerror}; check that you may read it") from None
+
+
+def _local_files(source: Path) -> list[Path]:
     if not source.exists():
         raise UserError(f"{source} does not exist; give the path of a JSON, JSON-lines or parquet file")
     if source.is_file():
         return [source]
     if (source / IN_PROGRESS).exists() and not (source / MANIFEST).exists():
         raise UserError(f"{source} is the folder of an unfinished stage; run that stage again")
-    files = sorted(
-        path
-        for path in source.iterdir()
-        if path.is_file() and path.name.endswith(SUFFIXES) and path.name != MANIFEST and not path.name.startswith(".")
-    )
+    held = sorted(path for path in source.iterdir() if not path.name.startswith("."))
+    named = [path for path in held if path.name.endswith(SUFFIXES) and path.name != MANIFEST]
+    if broken := [path for path in named if not path.exists()]:  # as in a hub's cache whose files are gone
+        raise UserError(f"{broken[0]} is a link to a file that is not there; fetch it again or remove the link")
+    files = [path for path in named if path.is_file()]
     if not files:
-        raise UserError(f"{source} holds no data file; expected one that ends in {', '.join(SUFFIXES)}")
+        folders = [path.name for path in held if path.is_dir()]
+        inside = f"; it has folders, give one of them: {', '.join(folders)[:200]}" if folders else ""
+        raise UserError(f"{source} holds no data file; expected one that ends in {', '.join(SUFFIXES)}{inside}")
     return files
 
 

@@ -218,6 +218,8 @@ def instance_of(row: dict[str, Any]) -> Instance:
 def open_shard(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
+    except PermissionError:
+        raise UserError(f"cannot read {path}; check that you may read it") from None
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} is not a whole parquet file ({reason}); redo the stage that wrote it") from None

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from typing import Any
 
 _own = threading.local()  # a decoder notes faults: each thread has its own, as making one takes longer than most texts
 _SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)  # whole strings, and what opens or closes
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -38,6 +40,13 @@ class StrictDecoder:
             self._faults.append(f"the key {twice!r} is given twice in one object")
         return value
 
+    def _integer(self, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            self._faults.append(f"the integer {text[:40]}... has too many digits: {len(text)}")
+            return 0
+
     def _constant(self, name: str) -> None:
         self._faults.append(f"{name} is not JSON")
 
@@ -56,7 +65,19 @@ class StrictDecoder:
         try:
             value, end = self._decoder.raw_decode(text, start)
         except RecursionError:
-            raise ValueError("the value is nested too deeply") from None
+            return None, _end_of_container(text, start), "the value is nested too deeply"
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            # Python reads no integer of more than 4,300 digits, and a hook for all integers is slow.
+            self._faults.clear()
+            decoder = json.JSONDecoder(
+                object_pairs_hook=self._object,
+                parse_constant=self._constant,
+                parse_float=self._float,
+                parse_int=self._integer,
+            )
+            value, end = decoder.raw_decode(text, start)
         escaped = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
         if not self._faults and escaped and not is_encodable(value):
             self._faults.append("a string holds a lone surrogate, which no file can hold")
@@ -70,6 +91,19 @@ def is_encodable(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _end_of_container(text: str, start: int) -> int:
+    """The index after the container that begins at `start`, however deeply nested. Raises ValueError where it has no end."""
+    open_ones = 0
+    for found in _MARKS.finditer(text, start):
+        mark = found[0]
+        if mark == '"':  # of a string without an end
+            break
+        open_ones += (mark in "[{") - (mark in "]}")
+        if open_ones == 0:
+            return found.end()
+    raise ValueError("the value is nested too deeply, and has no end")
 
 
 def depth(value: Any) -> int:

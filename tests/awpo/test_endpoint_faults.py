@@ -116,6 +116,20 @@ def test_tokens_are_the_servers_count_or_an_estimate(faults: Any) -> None:
     assert (client.usage.prompt_tokens, client.usage.completion_tokens, client.usage.estimated) == (34, 24, 1)
 
 
+@pytest.mark.parametrize("told", [10**30, -1, 1.5, "11", True, None])
+def test_a_count_of_tokens_that_cannot_be_is_estimated(faults: Any, told: Any) -> None:
+    faults.script({"do": "answer", "usage": {"prompt_tokens": told, "completion_tokens": 5}})
+    client = endpoint(faults, token_limit=10_000)
+    assert ask(client, "y" * 90) == ["Good morning"]
+    assert (client.usage.prompt_tokens, client.usage.estimated) == (34, 1)
+
+
+def test_a_wait_without_end_is_told_in_a_line(faults: Any) -> None:
+    faults.script({"do": "status", "status": 429, "headers": {"Retry-After": "1e300"}})
+    [failure] = ask(endpoint(faults), "Hi")
+    assert "asks to wait 1e+300 s; start again later" in str(failure)
+
+
 def test_further_fields_of_the_settings_are_sent(faults: Any) -> None:
     client = endpoint(faults, options={"chat_template_kwargs": {"enable_thinking": False}})
     ask(client, "hello")

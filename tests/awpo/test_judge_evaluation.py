@@ -271,8 +271,10 @@ def test_instances_are_drawn_by_seed(folder: Path) -> None:
     assert ids == [item.id for item in sampled_instances(folder, 5, seed=1)]
     assert ids != [item.id for item in sampled_instances(folder, 5, seed=2)]
     assert len(sampled_instances(folder, 100, seed=0)) == len(ALL)  # without a rationale there is no pair
-    with pytest.raises(UserError, match="no instance with a rationale"):
-        sampled_instances(folder, 5, 0, ["test"])
+    with pytest.raises(UserError, match="no instance with a rationale in the split test or validation; write"):
+        sampled_instances(folder, 5, 0, ["test", "validation"])
+    with pytest.raises(UserError, match="unknown split 'foo'; known: train"):
+        sampled_instances(folder, 5, 0, ["foo"])
 
 
 def test_the_stage_asks_a_real_server_and_is_done_once(folder: Path, tmp_path: Path, faults: Any) -> None:
@@ -314,6 +316,8 @@ def test_the_command_prints_80_columns_and_json(folder: Path, tmp_path: Path) ->
 
 
 def test_reworded_thoughts_and_those_of_another_writer(folder: Path, tmp_path: Path) -> None:
+    from flows.cli_judge import judge_report
+
     plain = write_evaluation(folder, tmp_path / "a", JudgeConfig(), items=6)
     harder = write_evaluation(folder, tmp_path / "b", JudgeConfig(), items=6, reword=True)
     assert harder["thoughts"] == "the references, reworded"
@@ -323,6 +327,9 @@ def test_reworded_thoughts_and_those_of_another_writer(folder: Path, tmp_path: P
         stage.finish()
     other = write_evaluation(folder, tmp_path / "c", JudgeConfig(), items=11, thoughts_folder=tmp_path / "others")
     assert (other["items"], other["thoughts"]) == (2, "another writer's")
+    assert other["without_thought"] == len(ALL) - 2
+    assert plain["without_thought"] == 0
+    assert f"no thought for them: {len(ALL) - 2} instances" in "\n".join(judge_report("rubric", other))
 
 
 def test_the_event_loop_of_a_notebook_is_no_hindrance_to_grading() -> None:

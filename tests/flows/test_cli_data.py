@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from awpo.artifacts import open_stage
 from flows.cli import app
 
 COMMIT = "0" * 40
@@ -49,6 +50,35 @@ def test_inspect_writes_a_page(source: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.strip() == f"in {page}"
     assert "Question 0" in page.read_text("utf-8")
+
+
+def test_inspect_prints_its_counts_as_json(source: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = awpo("inspect", source, "--kind", "call", "--html", page, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output) == {
+        "instances": 12,
+        "with_rationale": 0,
+        "source": {"openai": 12},
+        "kind": {"call": 12},
+        "split": {"train": 12},
+        "depth": {"1": 12},
+        "length": {"500": 12},
+        "offered": {"2": 12},
+        "called": {"f": 12},
+        "rejected": {},
+        "html": str(page),
+    }
+    assert page.exists()
+
+
+def test_inspect_of_a_stage_without_instances_says_so(tmp_path: Path) -> None:
+    with open_stage(tmp_path / "result", "evaluation", {}, {}) as stage:
+        (stage.folder / "rows.jsonl").write_text("{}")
+        stage.finish()
+    done = awpo("inspect", tmp_path / "result")
+    assert done.exit_code == 2
+    assert "is the result of the stage 'evaluation', which holds no instances" in done.output
 
 
 @pytest.mark.parametrize(

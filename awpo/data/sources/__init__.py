@@ -57,7 +57,8 @@ def detect(path: Path) -> str:
                 return source.name
         if isinstance(row.value, Mapping):
             keys = keys or f"its rows have the keys {', '.join(map(str, list(row.value)[:8]))}"
-    reason = keys or (f"its first row cannot be read: {fault}" if fault else "its rows are not objects")
+    unread = f"its first row cannot be read: {fault}; what begins with {{ must have one whole object a line"
+    reason = keys or (unread if fault else "its rows are not objects")
     known = "; ".join(f"{source.name}: {source.summary}" for source in FORMATS.values())
     raise UserError(f"{path} is in no known format ({reason}); known are {known}")
 

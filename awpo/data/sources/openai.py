@@ -1,7 +1,7 @@
 """Format `openai`: rows of `messages` and `tools` in the form of the OpenAI chat API.
 
-Read besides: the lines that `Dialogue.to_json` writes (`id`, `source`, `split`), tools and arguments as JSON text,
-content as a list of text parts, thoughts as `reasoning_content`, `reasoning` or a leading `<think>` block, roles
+Read besides: the lines that `Dialogue.to_json` writes (`id`, `source`, `split`), messages, tools and arguments as JSON
+text (in parquet nothing else keeps each row's own keys), content as a list of text parts, thoughts as `reasoning_content`, `reasoning` or a leading `<think>` block, roles
 `developer` (system) and `function` (tool). Row keys other than messages, tools, id, source and split are not
 dialogue and are ignored; a message key that is not read and holds something is a reason to reject the row.
 """
@@ -29,8 +29,17 @@ _KNOWN = _READ | _WITHOUT_MEANING
 
 
 def sniff(row: Any) -> bool:
-    """Whether the row has a list of messages with roles."""
+    """Whether the row has a list of messages with roles, or JSON text of one."""
     messages = row.get("messages") if isinstance(row, Mapping) else None
+    if isinstance(messages, str):
+        try:
+            messages = strict_json.parse(messages)
+        except ValueError:
+            return False
+    return _has_roles(messages)
+
+
+def _has_roles(messages: Any) -> bool:
     return isinstance(messages, list) and bool(messages) and isinstance(messages[0], Mapping) and "role" in messages[0]
 
 
@@ -87,11 +96,17 @@ def _message(value: Any, where: str, names: dict[str, str]) -> Message:
 
 def read(row: Mapping[str, Any]) -> Dialogue:
     """The dialogue of a row. Raises RowError."""
-    if not sniff(row):
+    values: Any = row.get("messages")
+    if isinstance(values, str):
+        try:
+            values = strict_json.parse(values)
+        except ValueError as error:
+            raise RowError("the list of messages is not JSON", str(error)) from None
+    if not _has_roles(values):
         raise RowError("no list of messages", "needs 'messages' with roles")
     tools = read_tools(row.get("tools"))
     names: dict[str, str] = {}
-    messages = tuple(_message(value, f"message {index}", names) for index, value in enumerate(row["messages"]))
+    messages = tuple(_message(value, f"message {index}", names) for index, value in enumerate(values))
     own_id, source = row.get("id"), row.get("source")
     return Dialogue(
         id=str(own_id) if isinstance(own_id, (str, int)) and own_id != "" else dialogue_hash(tools, messages),
@@ -102,4 +117,4 @@ def read(row: Mapping[str, Any]) -> Dialogue:
     )
 
 
-SOURCE = Source("openai", "messages and tools in the form of the OpenAI chat API", sniff, read, version=1)
+SOURCE = Source("openai", "messages and tools in the form of the OpenAI chat API", sniff, read, version=2)

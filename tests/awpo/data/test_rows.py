@@ -117,10 +117,19 @@ def test_a_broken_line_is_one_row_with_a_fault(tmp_path: Path, line: bytes, reas
 
 def test_a_faulty_row_of_an_array_does_not_hide_the_next(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
-    path.write_text(r'[{"a": NaN}, {"a": 1, "a": 1}, {"a": "\ud800"}, {"n": 3}]')
+    deep = '{"a": ' + "[" * 5000 + r'"]\"\\"' + "]" * 5000 + "}"
+    faulty = ['{"a": NaN}', '{"a": 1, "a": 1}', r'{"a": "\ud800"}', deep, '{"a": [NaN, ' + "9" * 5000 + "]}"]
+    path.write_text(f'[{", ".join(faulty)}, {{"n": 5}}]')
     rows = list(Rows(path))
-    assert [row.fault is None for row in rows] == [False, False, False, True]
-    assert rows[3].value == {"n": 3}
+    assert [row.fault is None for row in rows] == [False] * 5 + [True]
+    assert rows[3].fault == "the value is nested too deeply"
+    assert rows[5].value == {"n": 5}
+    path.write_text(f'[{{"n": 0}}, {deep[:-3]}')
+    with pytest.raises(UserError, match="row 1 is broken or cut off"):
+        list(Rows(path))
+    path.write_text(f"[{deep[:5020]}")
+    with pytest.raises(UserError, match="row 0 is broken or cut off"):
+        list(Rows(path))
 
 
 @pytest.mark.parametrize(
@@ -169,9 +178,20 @@ def test_missing_and_empty_folders(tmp_path: Path) -> None:
         Rows(tmp_path / "nowhere.json")
     with pytest.raises(UserError, match="holds no data file"):
         Rows(tmp_path)
+    (tmp_path / "part").mkdir()
+    with pytest.raises(UserError, match=r"holds no data file; .* it has folders, give one of them: part"):
+        Rows(tmp_path)
     (tmp_path / "data.json").write_text("[1]")
     (tmp_path / IN_PROGRESS).write_text("fingerprint")
     with pytest.raises(UserError, match="unfinished stage"):
+        Rows(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["nowhere.jsonl", "data.jsonl"])
+def test_a_link_to_nothing_is_told_and_not_left_out(tmp_path: Path, target: str) -> None:
+    (tmp_path / "first.jsonl").write_text('{"n": 0}\n')
+    (tmp_path / "data.jsonl").symlink_to(target)  # the second is a link to itself
+    with pytest.raises(UserError, match=r"data\.jsonl is a link to a file that is not there"):
         Rows(tmp_path)
 
 

@@ -164,6 +164,16 @@ def test_a_benchmark_without_its_field(tmp_path: Path) -> None:
         Contamination(DecontaminationConfig(benchmarks={"mine": BenchmarkText(path=path)}))
 
 
+def test_a_benchmark_that_nothing_would_be_compared_with_is_an_error(tmp_path: Path) -> None:
+    path = write_questions(tmp_path / "q.jsonl", [{"question": "", "input": ""}, {"question": "Hi there."}])
+    with pytest.raises(UserError, match="'mine' has no question of 5 words or more in question or input"):
+        Contamination(DecontaminationConfig(benchmarks={"mine": BenchmarkText(path=path)}))
+    with open(path, "a") as file:
+        file.write('\n{"question": "What is pi to six digits?"}\n{"question": "What is\n')
+    with pytest.raises(UserError, match="of benchmark 'mine': row 3 cannot be read"):
+        Contamination(DecontaminationConfig(benchmarks={"mine": BenchmarkText(path=path)}))
+
+
 def test_strata() -> None:
     assert [stratum(steps) for steps in (1, 2, 3, 4, 9)] == ["1", "2-3", "2-3", "4+", "4+"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -49,6 +50,16 @@ def test_a_whole_dialogue() -> None:
         ),
         split="validation",
     )
+
+
+def test_messages_as_json_text() -> None:
+    row = messages({"role": "assistant", "content": None, "tool_calls": [call()]})
+    text = {name: json.dumps(value) for name, value in row.items()}
+    assert SOURCE.sniff(text)
+    assert SOURCE.read(text) == SOURCE.read(row)
+    assert not SOURCE.sniff({"messages": "[{"})
+    assert reason({"messages": "[{"}) == "the list of messages is not JSON"
+    assert reason({"messages": '["user"]'}) == "no list of messages"
 
 
 def test_reads_back_what_the_project_writes() -> None:
