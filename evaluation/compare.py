@@ -7,6 +7,7 @@ item by item and resampled by dialogue. Runs that did not answer the same questi
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,14 +74,29 @@ class Difference:
 
 
 def read_run(folder: Path) -> EvaluationRun:
-    """Raises UserError where `folder` is not a finished evaluation."""
+    """Raises UserError where `folder` is not a finished evaluation, or has an answer twice."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise UserError(f"{folder} is not a finished evaluation (no manifest.json); run the evaluation first")
     items = tuple(read_items(folder / ITEMS))
+    _check_single(items, folder / ITEMS)
     rows = json.loads((folder / SCORES).read_text("utf-8"))
     protocols = {f"{row['benchmark']}/{row['split']}": row["protocol"] for row in rows if row.get("protocol")}
     return EvaluationRun(folder, items, manifest.config, protocols)
+
+
+def _check_single(items: Sequence[Item], path: Path) -> None:
+    """Raises UserError where an item has an answer more than once: it would count more than others."""
+    times = Counter((item.benchmark, item.split, item.item_id, item.sample) for item in items)
+    twice = [key for key, number in times.items() if number > 1]
+    if twice:
+        benchmark, split, name, sample = twice[0]
+        which = "greedy answer" if sample == GREEDY else f"sample {sample}"
+        raise UserError(
+            f"{path} has the {which} of the item {name} of {benchmark}/{split} {times[twice[0]]} times"
+            f"{f' ({len(twice)} answers stand there more than once)' if len(twice) > 1 else ''}; evaluate again into "
+            "another folder"
+        )
 
 
 def compare(

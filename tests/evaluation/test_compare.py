@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from awpo.artifacts import open_stage
 from awpo.errors import UserError
 from evaluation.compare import EvaluationRun, compare, read_run
-from evaluation.items import Item
+from evaluation.items import ITEMS, SCORES, Item, write_items
 
 SETTINGS = {"max_completion_length": 8, "samples": 2, "temperature": 1.0}
 
@@ -81,3 +82,12 @@ def test_runs_by_other_protocols_are_refused() -> None:
 def test_an_unfinished_evaluation_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a finished evaluation"):
         read_run(tmp_path)
+
+
+def test_an_answer_that_stands_in_a_result_twice_is_a_user_error(tmp_path: Path) -> None:
+    with open_stage(tmp_path / "run", "evaluation", {}, {}) as stage:
+        write_items(stage.folder / ITEMS, [*WORSE.items, WORSE.items[4]])
+        (stage.folder / SCORES).write_text("[]")
+        stage.finish()
+    with pytest.raises(UserError, match=r"items\.parquet has the sample 0 of the item i1 of held_out/test 2 times"):
+        read_run(tmp_path / "run")

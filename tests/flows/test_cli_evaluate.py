@@ -113,6 +113,15 @@ def test_flips_are_printed_and_written(finished: Callable[..., str], tmp_path: P
         assert text in shown.stdout
 
 
+def test_a_doubled_item_is_refused_by_diff_and_compare(finished: Callable[..., str]) -> None:
+    one, two = finished("one", ITEM), finished("two", ITEM, ITEM)
+    for command in (["evaluate", "diff"], ["compare"]):
+        done = CliRunner().invoke(app, [*command, one, two])
+        assert done.exit_code == 2
+        [line] = done.stderr.strip().splitlines()
+        assert "two/items.parquet has the greedy answer of the item a of held_out/test 2 times" in line
+
+
 def test_reference_answers_are_counted_as_one_json_object(tmp_path: Path) -> None:
     done = awpo("evaluate", "check-golds", "--benchmark", "held_out", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
