@@ -11,11 +11,15 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from awpo.errors import UserError
 from awpo.methods import get_method
 from awpo.settings import Settings
+from awpo.types import Split
+
+MOST_THREADS = 1024
+SEEDS = 2**32  # numpy takes none beyond
 
 
 class EndpointConfig(Settings):
@@ -62,7 +66,7 @@ class EndpointConfig(Settings):
 class CorpusConfig(Settings):
     """The embedded corpus of multi-step tool-use dialogues."""
 
-    seed: int = Field(0, ge=0, description="Seed; the same seed gives the same bytes")
+    seed: int = Field(0, ge=0, lt=SEEDS, description="Seed; the same seed gives the same bytes")
     train_dialogues: int = Field(4000, ge=1, description="Dialogues of the training split")
     validation_dialogues: int = Field(120, ge=1, description="Dialogues of the validation split")
     test_dialogues: int = Field(120, ge=1, description="Dialogues of each test split (phrasings, tools)")
@@ -168,6 +172,13 @@ def _switch(value: Any) -> Any:
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
 
+def _common_last(schema: dict[str, Any]) -> None:
+    """Puts what SFT and policy training have in common behind what is their own, as a form shows it."""
+    properties = schema["properties"]
+    for name in TrainingConfig.model_fields:
+        properties[name] = properties.pop(name)
+
+
 class TrainingConfig(Settings):
     """What SFT and policy training have in common."""
 
@@ -181,21 +192,22 @@ class TrainingConfig(Settings):
     gradient_checkpointing: Switch = Field(
         "auto", description="Recompute activations in the backward pass, for less memory. auto: on with a GPU"
     )
-    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
-    seed: int = Field(0, ge=0, description="Seed")
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="Torch threads; 0 leaves it to the launcher")
 
 
-class SftConfig(TrainingConfig):
+class SftSettings(TrainingConfig):
     """Supervised fine-tuning on rationale + reference action; only the target step's tokens carry loss."""
+
+    model_config = ConfigDict(json_schema_extra=_common_last)
 
     steps: int = Field(600, ge=1, description="Optimiser steps")
     batch_size: int = Field(32, ge=1, description="Instances per optimiser step, on all devices together")
     micro_batch_size: PositiveInt | None = Field(
         None, description="Instances per forward pass and device; none: a step's at once"
     )
-    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate")
+    learning_rate: float = Field(3e-3, gt=0, le=1, description="Peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of the steps with a rising learning rate")
-    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay")
+    weight_decay: float = Field(0.01, ge=0, le=1, description="AdamW's weight decay")
     max_length: int = Field(
         1024, ge=16, description="Longest prompt + target in tokens; longer instances are counted and left out"
     )
@@ -217,17 +229,28 @@ class SftConfig(TrainingConfig):
             )
         return self
 
+    def with_seed(self, seed: int) -> SftConfig:
+        """These settings as those of one fine-tuning."""
+        return SftConfig(**{name: getattr(self, name) for name in SftSettings.model_fields}, seed=seed)
 
-class PolicyConfig(TrainingConfig):
-    """Policy training by one of the methods of `awpo.methods`."""
 
-    method: str = Field("awpo", description="Name in the registry of methods")
+class SftConfig(SftSettings):
+    """All of one fine-tuning. A pipeline has one seed for all its stages; `with_seed` puts it in."""
+
+    seed: int = Field(0, ge=0, lt=SEEDS, description="Seed")
+
+
+class PolicySettings(TrainingConfig):
+    """Policy training, whatever the method and the seed."""
+
+    model_config = ConfigDict(json_schema_extra=_common_last)
+
     steps: int = Field(40, ge=1, description="Optimiser steps")
     prompts_per_rollout: int = Field(32, ge=1, description="Prompts (groups) per rollout batch")
     group_size: int = Field(8, ge=2, description="Rollouts per prompt")
     steps_per_rollout: int = Field(4, ge=1, description="Optimiser steps per rollout batch; clipping needs more than 1")
     micro_batch_size: int = Field(64, ge=1, description="Rollouts per forward pass and device")
-    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate")
+    learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate")
     temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature of rollouts")
     max_prompt_length: int = Field(
         1024, ge=16, description="Longest prompt, in tokens; longer ones are counted and left out"
@@ -247,17 +270,6 @@ class PolicyConfig(TrainingConfig):
         if isinstance(value, int) and value < 2:
             raise ValueError(f"must be at least 2, not {value}: a lone rollout has no group to be better than")
         return value
-
-    @field_validator("method")
-    @classmethod
-    def _trains_a_policy(cls, name: str) -> str:
-        try:
-            method = get_method(name)
-        except UserError as error:
-            raise ValueError(str(error)) from None
-        if not method.trains:
-            raise ValueError(f"{name!r} trains no policy; choose a method that does (see `awpo methods`)")
-        return name
 
     @model_validator(mode="after")
     def _whole_batches(self) -> Self:
@@ -282,6 +294,29 @@ class PolicyConfig(TrainingConfig):
                 f"never be trained on; give more steps, or a steps_per_rollout of at most {self.steps}"
             )
         return self
+
+    def with_method(self, method: str, seed: int) -> PolicyConfig:
+        """These settings as those of one training; pydantic's ValidationError where the method can't have them."""
+        shared = {name: getattr(self, name) for name in PolicySettings.model_fields}
+        return PolicyConfig(**shared, method=method, seed=seed)
+
+
+class PolicyConfig(PolicySettings):
+    """All of one training by one of the methods of `awpo.methods`; `with_method` puts a pipeline's choices in."""
+
+    method: str = Field("awpo", description="Name in the registry of methods")
+    seed: int = Field(0, ge=0, lt=SEEDS, description="Seed")
+
+    @field_validator("method")
+    @classmethod
+    def _trains_a_policy(cls, name: str) -> str:
+        try:
+            method = get_method(name)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if not method.trains:
+            raise ValueError(f"{name!r} trains no policy; choose a method that does (see `awpo methods`)")
+        return name
 
     def remarks(self) -> list[str]:
         """What is allowed and does less than one may think, a sentence each."""
@@ -321,7 +356,7 @@ class EvaluationConfig(Settings):
     benchmarks: tuple[Literal["held_out", "bfcl_v3", "bfcl_v4", "api_bank", "mmlu_pro"], ...] = Field(
         ("held_out", "bfcl_v3"), description="Benchmarks to run"
     )
-    splits: tuple[str, ...] = Field(("test_phrasings", "test_tools"), description="Splits of the instances to run")
+    splits: tuple[Split, ...] = Field(("test_phrasings", "test_tools"), description="Splits of the instances to run")
     instances_per_split: int = Field(200, ge=1, description="At most this many instances per split, chosen by seed")
     samples: int = Field(8, ge=1, description="Samples per instance at `temperature`, beside the greedy answer")
     temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature; that of training")
@@ -354,8 +389,8 @@ class EvaluationConfig(Settings):
         None, description="Folder of benchmark files, where they are not in the usual places; docs/benchmarks.md"
     )
     batch_size: int = Field(64, ge=1, description="Completions generated at once")
-    threads: int = Field(0, ge=0, description="Torch threads; 0 leaves it to the launcher")
-    seed: int = Field(0, ge=0, description="Seed of the slices and of sampling")
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="Torch threads; 0 leaves it to the launcher")
+    seed: int = Field(0, ge=0, lt=SEEDS, description="Seed of the slices and of sampling")
 
     @model_validator(mode="after")
     def _something_to_run(self) -> Self:

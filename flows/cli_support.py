@@ -82,6 +82,9 @@ def flow_session(verbose: bool) -> Iterator[None]:
         if join_running_server() is None:
             typer.echo("starting Prefect ...", err=True)
             typer.echo(f"watch at {stack.enter_context(temporary_server()).removesuffix('/api')}", err=True)
+        from flows.limits import ensure_limits
+
+        ensure_limits()
         stack.enter_context(progress_shown())
         yield
 

@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas import State
 from prefect.states import Completed
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from awpo.artifacts import input_identity
 from awpo.config import EvaluationConfig
@@ -20,6 +20,7 @@ from awpo.errors import UserError
 from awpo.types import content_hash
 from evaluation.nightly import MARGIN, Night
 from evaluation.nights import FLIPS, NIGHT, write_night
+from flows.parameters import PositiveShare
 from flows.pieces import THREADS_ALONE
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, read_scores
@@ -48,14 +49,14 @@ class Regression(RuntimeError):
 @flow(name="nightly-regression", validate_parameters=True)
 def nightly_regression(
     instances: str | None = None,
-    margin: PositiveFloat = MARGIN,
-    max_drop: PositiveFloat = 0.03,
-    out: str = "runs/nightly",
+    margin: PositiveShare = MARGIN,
+    max_drop: PositiveShare = 0.03,
     nights: PositiveInt = 14,
-    evaluation: EvaluationConfig = NIGHTLY,
+    out: str = "runs/nightly",
     name: str = MODEL_NAME,
     alias: str = CHAMPION,
     candidate: str = CANDIDATE,
+    evaluation: EvaluationConfig = NIGHTLY,
 ) -> dict[str, Any] | State[Any]:
     """Evaluates champion and candidate on the same items and fails where the candidate is worse by more than MARGIN.
 
@@ -67,12 +68,12 @@ def nightly_regression(
         instances: Folder of instances; empty for those the champion was trained on
         margin: Drop of accuracy that passes, as a share; a regression is one whose 95% interval lies beyond it
         max_drop: Largest drop of the champion's accuracies below what was accepted for it, as a share
-        out: Folder of the results; each night has its own within
         nights: How many of the last nights the table of the trend shows
-        evaluation: What is evaluated; the number of items decides how small a drop can be found
+        out: Folder of the results; each night has its own within
         name: Name in the registry
         alias: Alias of the champion
         candidate: Alias of the candidate; where no version bears it, only the champion is evaluated
+        evaluation: What is evaluated; the number of items decides how small a drop can be found
     """
     tracking = connect()
     version = aliased_version(tracking, alias, name=name)

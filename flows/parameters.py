@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from awpo.config import (
+    SEEDS,
     CorpusConfig,
     EvaluationConfig,
     JudgeConfig,
-    PolicyConfig,
+    PolicySettings,
     RationaleConfig,
-    SftConfig,
+    SftSettings,
 )
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.data.sources import FORMATS
@@ -22,7 +24,6 @@ from awpo.errors import UserError
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
 from awpo.settings import Settings, read_yaml
-from awpo.types import Split
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
 STUDY_PRESETS = PRESETS.with_name("studies")
@@ -40,6 +41,11 @@ else:
     SourceFormat = Literal[("auto", *FORMATS)]
 
 Init = Literal["base", "sft"]
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+"""A share that is not 0."""
+Seeds = Annotated[list[Seed], Field(min_length=1)]
 
 
 def check_policy_method(name: str) -> str:
@@ -51,24 +57,61 @@ def check_policy_method(name: str) -> str:
     return name
 
 
+def said_once(values: Any, methods: Sequence[str], seeds: Sequence[int]) -> Any:
+    """The settings of a pipeline without the method and the seeds that files may also have under policy and sft.
+
+    `methods` and `seeds` are the defaults of what stands at the top; no `seeds`: one seed stands there. Raises ValueError where those contradict the ones at the top, which decide.
+    """
+    if not isinstance(values, dict):
+        return values
+    decides: dict[str, tuple[str, Sequence[Any]]] = {
+        "method": ("methods", values.get("methods") or methods),
+        "seed": ("seeds", values.get("seeds", seeds)) if seeds else ("seed", [values.get("seed", 0)]),
+    }
+    found = dict(values)
+    for section, names in (("policy", ("method", "seed")), ("sft", ("seed",))):
+        inner = values.get(section)
+        if isinstance(inner, Settings):
+            given = {name: getattr(inner, name) for name in inner.model_fields_set}
+        elif isinstance(inner, dict):
+            given = inner
+        else:
+            continue
+        for name in names:
+            place, allowed = decides[name]
+            if name in given and given[name] not in allowed:
+                raise ValueError(
+                    f"{section}.{name} = {given[name]!r} contradicts {place} = {', '.join(map(str, allowed))}, which "
+                    f"decides; leave {section}.{name} out"
+                )
+        if inner is given:
+            found[section] = {name: value for name, value in given.items() if name not in names}
+    return found
+
+
 class PipelineSettings(Settings):
     """A whole pipeline as one YAML file (infra/presets/pipelines); the parameters of the flow `pipeline`."""
 
+    model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
+    methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
+    seed: Seed = Field(0, description="Seed of model, SFT, policy training and sampling")
+    init: Init = Field("sft", description="Where policy training starts")
     data: str | None = Field(None, description="Source file or folder; none: the embedded corpus")
-    format: str = Field("auto", description="Format of the source")
+    format: SourceFormat = Field("auto", description="Format of the source")
     decomposition: DecomposeConfig = Field(
         default_factory=DecomposeConfig, description="How dialogues become instances"
     )
     selection: SelectConfig = Field(default_factory=SelectConfig, description="What is taken of the instances")
-    model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
-    methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
-    init: Init = Field("sft", description="Where policy training starts")
-    seed: int = Field(0, ge=0, description="Seed of model, SFT, policy training and sampling")
     corpus: CorpusConfig = Field(default_factory=CorpusConfig, description="The embedded corpus")
     rationales: RationaleConfig = Field(default_factory=RationaleConfig, description="Reference rationales")
-    sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning")
-    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Policy training")
+    sft: SftSettings = Field(default_factory=SftSettings, description="Supervised fine-tuning")
+    policy: PolicySettings = Field(default_factory=PolicySettings, description="Policy training")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Evaluation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, values: Any) -> Any:
+        return said_once(values, cls.model_fields["methods"].default, ())
 
     @field_validator("methods")
     @classmethod
@@ -83,13 +126,16 @@ class PipelineSettings(Settings):
         return methods
 
     def check(self) -> PipelineSettings:
-        """Raises UserError for a model, source, split or benchmark that is not there, before anything is begun."""
+        """Raises UserError for a model, source or benchmark that is not there, before anything is begun.
+
+        Likewise for settings of policy training that one of the methods can't have.
+        """
         resolve_model(self.model)
-        for split in self.evaluation.splits:
-            if split not in get_args(Split):
-                near = difflib.get_close_matches(split, get_args(Split), n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"splits: {', '.join(get_args(Split))}"
-                raise UserError(f"evaluation.splits: no split {split!r}; {hint}")
+        for method in self.methods:
+            try:
+                self.policy.with_method(method, self.seed)
+            except ValidationError as error:
+                raise UserError(f"policy: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
         from evaluation.benchmarks import identities
 
         identities(self.evaluation)
@@ -125,18 +171,23 @@ class StudySettings(Settings):
     model: str = Field("embedded-1m", description="Preset of infra/presets/models, or a checkpoint's folder")
     methods: tuple[str, ...] = Field(("grpo", "grpo_mixed", "awpo"), min_length=1, description="Methods to train by")
     judges: tuple[JudgeConfig, ...] = Field((JudgeConfig(),), min_length=1, description="Judges of the thoughts")
-    seeds: tuple[int, ...] = Field((0, 1, 2, 3, 4), min_length=1, description="Seeds of each cell")
+    seeds: tuple[Seed, ...] = Field((0, 1, 2, 3, 4), min_length=1, description="Seeds of each cell")
     data: str | None = Field(None, description="Source file or folder; none: the embedded corpus")
-    format: str = Field("auto", description="Format of the source")
+    format: SourceFormat = Field("auto", description="Format of the source")
     decomposition: DecomposeConfig = Field(
         default_factory=DecomposeConfig, description="How dialogues become instances"
     )
     init: Init = Field("sft", description="Where policy training starts")
     corpus: CorpusConfig = Field(default_factory=CorpusConfig, description="The embedded corpus")
     rationales: RationaleConfig = Field(default_factory=RationaleConfig, description="Reference rationales")
-    sft: SftConfig = Field(default_factory=SftConfig, description="Supervised fine-tuning")
-    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Policy training")
+    sft: SftSettings = Field(default_factory=SftSettings, description="Supervised fine-tuning")
+    policy: PolicySettings = Field(default_factory=PolicySettings, description="Policy training")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Evaluation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, values: Any) -> Any:
+        return said_once(values, cls.model_fields["methods"].default, cls.model_fields["seeds"].default)
 
     def pipeline(self, seed: int) -> PipelineSettings:
         """The settings of one seed's data, model and SFT. Raises UserError for what is not there."""

@@ -6,6 +6,7 @@ resolves every future, so that no failure stays unseen.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,20 +20,27 @@ from awpo.errors import UserError
 from awpo.methods import get_method
 from awpo.models import resolve_model
 from flows.environment import set_hub_offline
+from flows.limits import gpu_slots
 from flows.parameters import PipelineSettings
 from tasks.comparison import Subject, compare, write_report
 from tasks.data import decompose, select, write_corpus, write_rationales
 from tasks.evaluation import evaluate, measure_pass_at_k
 from tasks.layout import Cell, Layout
+from tasks.links import link_report
 from tasks.model import build_model
 from tasks.progress import say
 from tasks.tracking import TrackedRun, Tracking
 from tasks.training import train_policy, train_sft
 
-# Two heavy processes at a time, one thread each, or one with two: more threads than cores spin against each other.
-AT_ONCE = 2
+# As many heavy processes at a time as there are GPUs; on a CPU two of one thread each, or one of two: more threads than
+# cores spin against each other.
+AT_ONCE = gpu_slots()
 THREADS_ALONE = 2
 THREADS_BESIDE = 1
+
+
+# Models of several seeds may be one folder, such as a converted one.
+_building = threading.Lock()
 
 
 class WorkFailed(RuntimeError):
@@ -87,6 +95,13 @@ class Settled:
             return
         if all(isinstance(failure.error, UserError) for failure in self.failures):
             raise self.failures[0].error
+        self.raise_named(total)
+
+    def raise_named(self, total: int | None = None) -> None:
+        """Raises WorkFailed naming all failures out of `total` pieces (by default, all that are settled), if any."""
+        if not self.failures:
+            return
+        total = total or len(self.subjects) + len(self.failures)
         lines = "; ".join(str(failure) for failure in self.failures)
         raise WorkFailed(f"{len(self.failures)} of {total} failed: {lines}") from self.failures[0].error
 
@@ -112,17 +127,24 @@ def fit_evaluation(settings: PipelineSettings, instances: Path) -> PipelineSetti
     return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"splits": ("test",)})})
 
 
-def make_start(layout: Layout, settings: PipelineSettings, instances: Path, tracking: Tracking) -> Start:
-    """Model and, where methods start from it, SFT; run alone, with all threads."""
+def make_start(
+    layout: Layout,
+    settings: PipelineSettings,
+    instances: Path,
+    tracking: Tracking,
+    threads: int = THREADS_ALONE,
+) -> Start:
+    """Model and, where methods start from it, SFT; by default run alone, with all threads."""
     choice = resolve_model(settings.model)
     if choice.kind != "hub":
         set_hub_offline()
     cell = layout.cell(choice.name, settings.seed)
-    base = build_model(settings.model, instances, cell.base, settings.seed, tracking)
+    with _building:
+        base = build_model(settings.model, instances, cell.base, settings.seed, tracking)
     sft = None
     if any(init_of(method, settings.init) == "sft" for method in settings.methods):
-        config = settings.sft.model_copy(update={"seed": settings.seed})
-        sft = train_sft(base, choice.name, instances, cell.sft, config, tracking, THREADS_ALONE)
+        config = settings.sft.with_seed(settings.seed)
+        sft = train_sft(base, choice.name, instances, cell.sft, config, tracking, threads)
     return Start(settings, choice.name, cell, instances, base, sft)
 
 
@@ -131,7 +153,7 @@ def init_of(method: str, init: str) -> str:
     return "sft" if "sft" in get_method(method).stages else init
 
 
-def measure_start(start: Start, tracking: Tracking) -> dict[str, float]:
+def measure_start(start: Start, tracking: Tracking, threads: int = THREADS_ALONE) -> dict[str, float]:
     """pass@1 and pass@8 on the validation split of the checkpoint that policy training starts from."""
     init = "sft" if start.sft else "base"
     labels = _labels(start, init, "base")
@@ -139,44 +161,72 @@ def measure_start(start: Start, tracking: Tracking) -> dict[str, float]:
     if not checkpoint.exists():  # a hub id: measured by the evaluation that follows
         return {}
     config = start.settings.evaluation.model_copy(update={"temperature": start.settings.policy.temperature})
-    return measure_pass_at_k(
-        checkpoint, start.instances, start.cell.before_policy, config, labels, tracking, THREADS_ALONE
-    )
+    return measure_pass_at_k(checkpoint, start.instances, start.cell.before_policy, config, labels, tracking, threads)
 
 
 def submit_methods(start: Start, tracking: Tracking) -> list[Pending]:
-    """Submits, two at a time, the training of each method and the evaluations of base, SFT and each method."""
-    settings, cell = start.settings, start.cell
-    trained: list[tuple[str, str, Path, PrefectFuture[Path]]] = []
-    for method in settings.methods:
-        init = init_of(method, settings.init)
-        config = settings.policy.model_copy(update={"method": method, "seed": settings.seed})
-        out = cell.policy(method, init)
-        future = train_policy.submit(
-            start.checkpoint(init), start.label, init, start.instances, out, config, tracking, THREADS_BESIDE
-        )
-        trained.append((method, init, out, future))
+    """Submits the training of each method and the evaluations of base, SFT and each method."""
+    trained = []
+    for method in start.settings.methods:
+        subject = subject_of(start, method)
+        trained.append((subject, train_policy.submit(*_training(start, subject, tracking))))
     pending: list[Pending] = []
-    if Path(start.base).exists():
-        pending.append(_submit_evaluation(start, "base", "base", cell.base, Path(start.base), tracking))
-    if start.sft:
-        pending.append(_submit_evaluation(start, "sft", "base", cell.sft, start.sft, tracking))
-    for method, init, out, future in trained:
-        pending.append(_submit_evaluation(start, method, init, out, future, tracking))
+    for method in evaluated_before(start):
+        subject = subject_of(start, method)
+        future = evaluate.submit(*_evaluation(start, subject, _made(start, method), tracking))
+        pending.append(Pending(subject, (future,)))
+    for subject, training in trained:
+        future = evaluate.submit(*_evaluation(start, subject, training, tracking))
+        pending.append(Pending(subject, (training, future)))
     return pending
 
 
-def _submit_evaluation(
-    start: Start, method: str, init: str, trained: Path, checkpoint: Path | PrefectFuture[Path], tracking: Tracking
-) -> Pending:
-    name = method if method in ("base", "sft") or init == "sft" else f"{method}-from-{init}"
-    out = start.cell.evaluation(name)
-    subject = Subject(method, init, start.label, start.settings.seed, out, start.instances, trained)
+def train_and_evaluate(start: Start, subject: Subject, tracking: Tracking) -> None:
+    """Trains a method where it is one that is trained, and evaluates what came of it, in this thread."""
+    if subject.method in ("base", "sft"):
+        checkpoint = _made(start, subject.method)
+    else:
+        checkpoint = train_policy(*_training(start, subject, tracking))
+    evaluate(*_evaluation(start, subject, checkpoint, tracking))
+
+
+def evaluated_before(start: Start) -> list[str]:
+    """What is evaluated beside the methods: the base model, where it is a folder, and SFT, where it was trained."""
+    return [*(["base"] if Path(start.base).exists() else []), *(["sft"] if start.sft else [])]
+
+
+def subject_of(start: Start, method: str) -> Subject:
+    """What is trained and evaluated as `method` (or base, sft), and where."""
+    made = {"base": start.cell.base, "sft": start.cell.sft}
+    init = "base" if method in made else init_of(method, start.settings.init)
+    name = method if method in made or init == "sft" else f"{method}-from-{init}"
+    trained = made.get(method) or start.cell.policy(method, init)
+    return Subject(
+        method, init, start.label, start.settings.seed, start.cell.evaluation(name), start.instances, trained
+    )
+
+
+def _made(start: Start, method: str) -> Path:
+    return start.sft if method == "sft" and start.sft else Path(start.base)
+
+
+def _training(start: Start, subject: Subject, tracking: Tracking) -> tuple[Any, ...]:
+    """What the task train_policy is called with."""
+    config = start.settings.policy.with_method(subject.method, start.settings.seed)
+    checkpoint = start.checkpoint(subject.init)
+    return (
+        *(checkpoint, start.label, subject.init, start.instances, subject.trained, config),
+        *(tracking, THREADS_BESIDE),
+    )
+
+
+def _evaluation(
+    start: Start, subject: Subject, checkpoint: Path | PrefectFuture[Path], tracking: Tracking
+) -> tuple[Any, ...]:
+    """What the task evaluate is called with."""
     # The items are chosen by the evaluation's own seed, the same for all seeds of training: differences can be paired.
     config = start.settings.evaluation
-    future = evaluate.submit(checkpoint, start.instances, out, config, subject.labels, tracking, THREADS_BESIDE)  # type: ignore[arg-type]
-    training = (checkpoint,) if isinstance(checkpoint, PrefectFuture) else ()
-    return Pending(subject, (*training, future))
+    return checkpoint, start.instances, subject.evaluation, config, subject.labels, tracking, THREADS_BESIDE
 
 
 def _labels(start: Start, method: str, init: str) -> dict[str, Any]:
@@ -216,6 +266,7 @@ def conclude(
     missing = [f"Without a result: {failure}" for failure in settled.failures]
     write_report(settled.subjects, layout.report, [*notes, *missing])
     run.artifact(layout.report)
+    link_report(run, layout.report.name)
     run.artifact(layout.summary)
     several = len({(row["model"], row["seed"]) for row in rows}) > 1
     run.metrics(

@@ -11,9 +11,9 @@ from typing import Any
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
+from flows.parameters import Init, MethodName, ModelName, PipelineSettings, Seed, SourceFormat, read_pipeline
 from flows.pieces import (
     AT_ONCE,
     conclude,
@@ -39,53 +39,53 @@ DEMO_METHODS = list(DEMO.methods)
     validate_parameters=True,
 )
 def pipeline(
-    out: str = "runs/pipeline",
-    data: str | None = None,
-    format: str = "auto",
-    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
-    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     model: ModelName | str = DEMO.model,
     methods: list[MethodName] = DEMO_METHODS,
+    seed: Seed = DEMO.seed,
     init: Init = DEMO.init,
-    seed: int = DEMO.seed,
-    corpus: CorpusConfig = DEMO.corpus,
-    rationales: RationaleConfig = DEMO.rationales,
-    sft: SftConfig = DEMO.sft,
-    policy: PolicyConfig = DEMO.policy,
+    data: str | None = None,
+    format: SourceFormat = "auto",
+    out: str = "runs/pipeline",
+    policy: PolicySettings = DEMO.policy,
+    sft: SftSettings = DEMO.sft,
     evaluation: EvaluationConfig = DEMO.evaluation,
+    rationales: RationaleConfig = DEMO.rationales,
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
+    corpus: CorpusConfig = DEMO.corpus,
 ) -> dict[str, Any]:
     """Trains and compares methods from the same start. What OUT holds already is not made again.
 
     Args:
-        out: Folder of the results, made where it is missing
-        data: Source file or folder of dialogues; empty for the embedded corpus
-        format: Format of the source; auto looks at its rows
-        decomposition: How dialogues become instances
-        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         model: Starting model: a preset's name, or the folder of a checkpoint
         methods: Methods to train by; the base model and SFT are evaluated beside them
+        seed: Seed of model, SFT and policy training
         init: Where policy training starts: from the base model or from SFT
-        seed: Seed of model, SFT and policy training; method and seed within `policy` and `sft` are set from here
-        corpus: The embedded corpus, where no data are given
-        rationales: Who writes the reference rationales
-        sft: Supervised fine-tuning
+        data: Source file or folder of dialogues; empty for the embedded corpus
+        format: Format of the source; auto looks at its rows
+        out: Folder of the results, made where it is missing
         policy: Policy training
+        sft: Supervised fine-tuning
         evaluation: Benchmarks, splits and sampling
+        rationales: Who writes the reference rationales
+        decomposition: How dialogues become instances
+        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
+        corpus: The embedded corpus, where no data are given
     """
     settings = PipelineSettings(
-        data=data,
-        format=format,
-        decomposition=decomposition,
-        selection=selection,
         model=model,
         methods=tuple(methods),
-        init=init,
         seed=seed,
-        corpus=corpus,
-        rationales=rationales,
-        sft=sft,
+        init=init,
+        data=data,
+        format=format,
         policy=policy,
+        sft=sft,
         evaluation=evaluation,
+        rationales=rationales,
+        decomposition=decomposition,
+        selection=selection,
+        corpus=corpus,
     ).check()
     return run_pipeline(settings, Path(out))
 

@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DRAIN_SECONDS = 10.0
 # Set beside PREFECT_API_URL where the server ends with the command: links to its pages would soon be dead.
 TEMPORARY = "AWPO_TEMPORARY_SERVER"
+# As `tasks.links.MLFLOW_URL`, without importing MLflow.
+MLFLOW_URL = "AWPO_MLFLOW_URL"
 
 
 def port_is_free(port: int) -> bool:
@@ -93,10 +95,11 @@ def _announcement() -> Path:
 
 
 @contextmanager
-def announced(api_url: str) -> Iterator[None]:
-    """Lets commands with the same runs folder find the server, for as long as the block runs."""
+def announced(api_url: str, mlflow_url: str | None = None) -> Iterator[None]:
+    """Lets commands with the same runs folder find the servers, for as long as the block runs."""
     path = _announcement()
-    write_atomically(path, json.dumps({"prefect_api_url": api_url, "process": os.getpid()}) + "\n")
+    told = {"prefect_api_url": api_url, "mlflow_url": mlflow_url, "process": os.getpid()}
+    write_atomically(path, json.dumps(told) + "\n")
     try:
         yield
     finally:
@@ -114,12 +117,15 @@ def join_running_server() -> str | None:
             raise UserError(f"no Prefect server answers at {told}; start it, or unset PREFECT_API_URL")
         return told
     try:
-        url = str(json.loads(_announcement().read_text("utf-8"))["prefect_api_url"])
+        announcement = json.loads(_announcement().read_text("utf-8"))
+        url = str(announcement["prefect_api_url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not answers(f"{url}/health"):
         return None
     os.environ["PREFECT_API_URL"] = url
+    if pages := announcement.get("mlflow_url"):
+        os.environ.setdefault(MLFLOW_URL, str(pages))
     return url
 
 

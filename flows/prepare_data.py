@@ -24,9 +24,9 @@ QUICK = read_pipeline("quick")
 
 @flow(name="prepare-data", flow_run_name="prepare data · {out}", validate_parameters=True)
 def prepare_data(
-    out: str = "runs/data",
     source: str | None = None,
     format: SourceFormat = "auto",
+    out: str = "runs/data",
     decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
     selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     corpus: CorpusConfig = QUICK.corpus,
@@ -34,9 +34,9 @@ def prepare_data(
     """Decomposes dialogues into instances, one per assistant step, in OUT/data/instances.
 
     Args:
-        out: Folder of the results, made where it is missing
         source: File or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
+        out: Folder of the results, made where it is missing
         decomposition: How dialogues become instances: calls that fail their schema, masking
         selection: What is taken of the instances, in OUT/data/selected: near-duplicates, benchmarks, lengths, shares
         corpus: The embedded corpus, where no source is given

@@ -17,7 +17,16 @@ from types import FrameType
 
 from awpo.errors import UserError
 from flows.children import Child
-from flows.prefect_server import HOST, ROOT, announced, answers, port_is_free, prefect_command, server_environment
+from flows.prefect_server import (
+    HOST,
+    MLFLOW_URL,
+    ROOT,
+    announced,
+    answers,
+    port_is_free,
+    prefect_command,
+    server_environment,
+)
 from flows.registration import POOL, register
 from tasks.layout import runs_root
 
@@ -65,6 +74,8 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
         require_port(addresses.mlflow_port, "--mlflow-port")
     logs = runs_root() / "logs"
     environment = server_environment(addresses.prefect_port)
+    if local_store:
+        environment[MLFLOW_URL] = addresses.mlflow
     with ExitStack() as stack:
         say("starting the Prefect server ...")
         server = _start(stack, "prefect-server", prefect_command("server", "start"), environment, logs)
@@ -81,7 +92,7 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
         register(environment)
         worker = _start(stack, "prefect-worker", prefect_command("worker", "start", "--pool", POOL), environment, logs)
         children.append(worker)
-        stack.enter_context(announced(f"{addresses.prefect}/api"))
+        stack.enter_context(announced(f"{addresses.prefect}/api", environment.get(MLFLOW_URL)))
         yield children
 
 

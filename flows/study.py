@@ -13,9 +13,9 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.artifacts import input_identity
-from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig
-from flows.parameters import Init, MethodName, ModelName, StudySettings, read_study
+from flows.parameters import Init, MethodName, ModelName, Seeds, SourceFormat, StudySettings, read_study
 from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
@@ -34,21 +34,21 @@ METHODS, JUDGES, SEEDS = list(QUICK.methods), list(QUICK.judges), list(QUICK.see
     validate_parameters=True,
 )
 def study(
-    out: str = "runs/study",
-    cells: str | None = None,
     model: ModelName | str = QUICK.model,
     methods: list[MethodName] = METHODS,
     judges: list[JudgeConfig] = JUDGES,
-    seeds: list[int] = SEEDS,
-    data: str | None = None,
-    format: str = "auto",
-    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    seeds: Seeds = SEEDS,
     init: Init = "sft",
-    corpus: CorpusConfig = QUICK.corpus,
-    rationales: RationaleConfig = QUICK.rationales,
-    sft: SftConfig = QUICK.sft,
-    policy: PolicyConfig = QUICK.policy,
+    data: str | None = None,
+    format: SourceFormat = "auto",
+    out: str = "runs/study",
+    cells: str | None = None,
+    policy: PolicySettings = QUICK.policy,
+    sft: SftSettings = QUICK.sft,
     evaluation: EvaluationConfig = QUICK.evaluation,
+    rationales: RationaleConfig = QUICK.rationales,
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    corpus: CorpusConfig = QUICK.corpus,
 ) -> dict[str, Any]:
     """Trains each method under each judge from each seed's own start, and compares them by statistics over seeds.
 
@@ -56,21 +56,21 @@ def study(
     whatever machine the file is. Judges matter only to the methods that read them.
 
     Args:
-        out: Folder of the results, made where it is missing
-        cells: File of finished cells, to go on from and to add to; empty for OUT/cells.csv
         model: Starting model: a preset's name, or the folder of a checkpoint
         methods: Methods to train by
         judges: Judges of the reasoning reward; each kind's first scale comes first
         seeds: Seeds of model, SFT and policy training; data and evaluated items are the same for all
+        init: Where policy training starts: from the base model or from SFT
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
-        decomposition: How dialogues become instances
-        init: Where policy training starts: from the base model or from SFT
-        corpus: The embedded corpus, where no data are given
-        rationales: Who writes the reference rationales
-        sft: Supervised fine-tuning
+        out: Folder of the results, made where it is missing
+        cells: File of finished cells, to go on from and to add to; empty for OUT/cells.csv
         policy: Policy training; its method, judge and seed are those of each cell
+        sft: Supervised fine-tuning
         evaluation: Splits and sampling
+        rationales: Who writes the reference rationales
+        decomposition: How dialogues become instances
+        corpus: The embedded corpus, where no data are given
     """
     settings = StudySettings(
         model=model,

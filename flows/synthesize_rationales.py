@@ -23,15 +23,15 @@ QUICK = read_pipeline("quick")
 
 @flow(name="synthesize-rationales", flow_run_name="rationales · {out}", validate_parameters=True)
 def synthesize_rationales(
-    out: str = "runs/data",
     instances: str | None = None,
+    out: str = "runs/data",
     rationales: RationaleConfig = QUICK.rationales,
 ) -> dict[str, Any]:
     """Writes the rationales into OUT/data/rationales.
 
     Args:
-        out: Folder of the results, made where it is missing
         instances: Folder of instances; empty for those of OUT, made from the embedded corpus where there are none
+        out: Folder of the results, made where it is missing
         rationales: Who writes the reference rationales
     """
     layout = Layout(Path(out))

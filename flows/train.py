@@ -11,9 +11,9 @@ from typing import Any
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, RationaleConfig, SftConfig
+from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, read_pipeline
+from flows.parameters import Init, MethodName, ModelName, PipelineSettings, Seed, SourceFormat, read_pipeline
 from flows.pieces import AT_ONCE
 from flows.pipeline import run_pipeline
 
@@ -27,53 +27,53 @@ QUICK = read_pipeline("quick")
     validate_parameters=True,
 )
 def train(
-    out: str = "runs/train",
-    data: str | None = None,
-    format: str = "auto",
-    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
-    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
     model: ModelName | str = QUICK.model,
     method: MethodName = "awpo",
+    seed: Seed = 0,
     init: Init = "sft",
-    seed: int = 0,
-    corpus: CorpusConfig = QUICK.corpus,
-    rationales: RationaleConfig = QUICK.rationales,
-    sft: SftConfig = QUICK.sft,
-    policy: PolicyConfig = QUICK.policy,
+    data: str | None = None,
+    format: SourceFormat = "auto",
+    out: str = "runs/train",
+    policy: PolicySettings = QUICK.policy,
+    sft: SftSettings = QUICK.sft,
     evaluation: EvaluationConfig = QUICK.evaluation,
+    rationales: RationaleConfig = QUICK.rationales,
+    decomposition: DecomposeConfig = DecomposeConfig(),  # noqa: B008 - immutable
+    selection: SelectConfig = SelectConfig(),  # noqa: B008 - immutable
+    corpus: CorpusConfig = QUICK.corpus,
 ) -> dict[str, Any]:
     """Prepares data, trains by one method and evaluates. What OUT holds already is not made again.
 
     Args:
-        out: Folder of the results, made where it is missing
-        data: Source file or folder of dialogues; empty for the embedded corpus
-        format: Format of the source; auto looks at its rows
-        decomposition: How dialogues become instances
-        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         model: Starting model: a preset's name, or the folder of a checkpoint
         method: Method to train by
-        init: Where policy training starts: from the base model or from SFT
         seed: Seed of model, SFT and policy training
-        corpus: The embedded corpus, where no data are given
-        rationales: Who writes the reference rationales
-        sft: Supervised fine-tuning
+        init: Where policy training starts: from the base model or from SFT
+        data: Source file or folder of dialogues; empty for the embedded corpus
+        format: Format of the source; auto looks at its rows
+        out: Folder of the results, made where it is missing
         policy: Policy training
+        sft: Supervised fine-tuning
         evaluation: Benchmarks, splits and sampling
+        rationales: Who writes the reference rationales
+        decomposition: How dialogues become instances
+        selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
+        corpus: The embedded corpus, where no data are given
     """
     settings = PipelineSettings(
-        data=data,
-        format=format,
-        decomposition=decomposition,
-        selection=selection,
         model=model,
         methods=(method,),
-        init=init,
         seed=seed,
-        corpus=corpus,
-        rationales=rationales,
-        sft=sft,
+        init=init,
+        data=data,
+        format=format,
         policy=policy,
+        sft=sft,
         evaluation=evaluation,
+        rationales=rationales,
+        decomposition=decomposition,
+        selection=selection,
+        corpus=corpus,
     ).check()
     return run_pipeline(settings, Path(out), flow="train")
 

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from awpo.config import CorpusConfig, RationaleConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
+from tasks.slots import JUDGE_API
 from tasks.stage_run import Work, show_markdown, show_table, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
@@ -105,7 +106,8 @@ def write_rationales(instances: Path, out: Path, config: RationaleConfig, tracki
 
     title, identity = f"write rationales · {config.writer}", rationales_identity(instances, config)
     work = Work("rationales", title, out, {"instances": instances}, config, identity=identity)
-    with stage_run(work, tracking) as stage:
+    needs = {JUDGE_API: 1} if config.writer == "endpoint" else {}
+    with stage_run(work, tracking) as stage, stage.slots(needs):
         manifest = write(instances, out, config, progress=stage.progress)
         stage.results(_numbers(manifest.counts))
     return out

@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from awpo.config import EvaluationConfig
 from evaluation.target import Target, evaluation_identity, take_up_again
 from tasks.progress import say
+from tasks.slots import GPU
 from tasks.stage_run import Work, show_table, stage_run, worth_trying_again
 from tasks.tracking import RunFile, Tracking
 
@@ -53,7 +54,8 @@ def evaluate(
         RunFile.path_for(out).unlink(missing_ok=True)  # the whole result is another run than the partial one
     work = Work("evaluation", title, out, inputs, config, labels, identity)
     with stage_run(work, tracking) as stage:
-        stage.work_apart("evaluation", evaluation_job(checkpoint, instances, out, config), threads)
+        needs = (GPU,) if isinstance(checkpoint, Path) else ()  # an endpoint computes elsewhere
+        stage.work_apart("evaluation", evaluation_job(checkpoint, instances, out, config), threads, needs)
         scores = read_scores(out)
         if not stage.already_told:
             stage.results(score_metrics(scores))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from awpo.types import content_hash
+from tasks.links import link_run
 from tasks.stage_run import prefect_tags
 from tasks.tracking import TrackedRun, Tracking, close_abandoned_runs, connect, ended_truly, open_run
 
@@ -22,10 +23,33 @@ def parent_run(flow: str, out: Path, settings: Mapping[str, Any]) -> Iterator[tu
     """
     top = connect()
     close_abandoned_runs(top)
-    tags = {**prefect_tags(), "awpo.stage": flow}
     # The file beside the name of a folder that never exists: it lies in OUT, and goes when OUT goes.
-    run = open_run(top, f"{flow} {out.name}", out / flow, content_hash([flow, dict(settings)]), tags, begun=True)
-    with ended_truly(run):
+    with _opened(top, f"{flow} {out.name}", out / flow, [flow, dict(settings)], flow) as (tracking, run):
         run.tags({"awpo.folder": out.absolute()})
         run.config(settings)
-        yield replace(top, parent_run_id=run.run_id), run
+        yield tracking, run
+
+
+@contextmanager
+def child_run(
+    tracking: Tracking, title: str, folder: Path, settings: Mapping[str, Any], labels: Mapping[str, Any]
+) -> Iterator[tuple[Tracking, TrackedRun]]:
+    """Opens the run of a cell, nested in that of `tracking`; the same one where the cell was run with these settings.
+
+    `folder` names the cell among the results and need not exist; `labels` are the parameters that runs are compared by.
+    """
+    with _opened(tracking, title, folder, [title, dict(settings)], "cell") as (within, run):
+        run.parameters(labels)
+        run.config(settings)
+        yield within, run
+
+
+@contextmanager
+def _opened(
+    tracking: Tracking, title: str, folder: Path, work: list[Any], stage: str
+) -> Iterator[tuple[Tracking, TrackedRun]]:
+    tags = {**prefect_tags(), "awpo.stage": stage}
+    run = open_run(tracking, title, folder, content_hash(work), tags, begun=True)
+    with ended_truly(run):
+        link_run(run)
+        yield replace(tracking, parent_run_id=run.run_id), run

@@ -144,24 +144,6 @@ def aliased_version(tracking: Tracking, alias: str, *, name: str = MODEL_NAME) -
         return None
 
 
-def move_alias(version: Any, tracking: Tracking, *, alias: str = CHAMPION) -> Path:
-    """Gives `alias` to `version` and checks that it resolves to its checkpoint; on failure it goes back where it was.
-
-    Returns the checkpoint that the alias now stands for.
-    """
-    client = tracking.client()
-    before = aliased_version(tracking, alias, name=version.name)
-    client.set_registered_model_alias(version.name, alias, version.version)
-    try:
-        return checked_checkpoint(find_version(f"{SCHEME}{version.name}@{alias}", tracking))
-    except BaseException:
-        if before is None:
-            client.delete_registered_model_alias(version.name, alias)
-        else:
-            client.set_registered_model_alias(version.name, alias, before.version)
-        raise
-
-
 def accepted_scores(version: Any, protocol: str) -> dict[str, float] | None:
     """The scores accepted for a version under one protocol (a hash of what is evaluated and how), or None."""
     text = version.tags.get(f"awpo.accepted.{protocol}")

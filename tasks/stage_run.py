@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from awpo.settings import Settings
 from tasks.cancellation import cancelled, check_cancelled
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
+from tasks.slots import GPU, slots
 from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run
 
 ARTIFACT_SECONDS = 5.0
@@ -120,17 +121,24 @@ class StageRun:
             self.line.note(str(row.get("message", "")))
             log(f"{self.work.title}: {row.get('message', '')}")
 
-    def work_apart(self, module: str, job: dict[str, Any], threads: int) -> None:
+    @contextmanager
+    def slots(self, needs: Mapping[str, int]) -> Iterator[None]:
+        """Holds so many slots of each limit (`tasks.slots`) while the block runs; none for a finished result."""
+        finished = finished_result(self.work.folder, self.fingerprint, self.work.former)
+        with slots({} if finished else needs, self.line.note):
+            yield
+
+    def work_apart(self, module: str, job: dict[str, Any], threads: int, needs: Sequence[str] = (GPU,)) -> None:
         """Runs a worker module on `job` in a process of its own, relaying its events and metrics.
 
-        A finished result is left alone without starting a process, which takes seconds to import what it needs.
+        It holds a slot of each limit in `needs` (`tasks.slots`). A finished result is left alone without starting a process, which takes seconds to import what it needs.
         Raises what `awpo.processes.run_worker` raises.
         """
         if finished_result(self.work.folder, self.fingerprint, self.work.former):
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
         allowed = min(threads, available_threads())
-        with MetricsRelay(self.run, self.work.folder) as relay:
+        with self.slots(dict.fromkeys(needs, 1)), MetricsRelay(self.run, self.work.folder) as relay:
             run_worker(module, job, self.work.folder, on_event=self.on_event, threads=allowed, cancelled=cancelled)
         if relay.problem:
             self.warn(f"MLflow did not take all metrics ({relay.problem}); they are sent by the next run of this stage")

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.artifacts import read_manifest
-from awpo.config import EvaluationConfig, JudgeConfig, PolicyConfig
+from awpo.config import EvaluationConfig, JudgeConfig, PolicySettings
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.methods import get_method
@@ -114,7 +114,7 @@ def settings_hash(common: dict[str, Any], method: str) -> str:
 def run_cell(
     cell: StudyCell,
     place: CellPlace,
-    policy: PolicyConfig,
+    policy: PolicySettings,
     evaluation: EvaluationConfig,
     store: Path,
     common: dict[str, Any],
@@ -126,8 +126,8 @@ def run_cell(
         folders = Cell(folders.folder / cell.judge.label.replace(" ", "-"))
     trained, checkpoint = folders.sft, place.checkpoint
     if get_method(cell.method).trains:
-        changes = {"method": cell.method, "seed": cell.seed, **({"judge": cell.judge} if cell.judge else {})}
-        config = policy.model_copy(update=changes)
+        judged = policy.model_copy(update={"judge": cell.judge}) if cell.judge else policy
+        config = judged.with_method(cell.method, cell.seed)
         trained = folders.policy(cell.method, place.init)
         checkpoint = str(
             train_policy(checkpoint, place.label, place.init, place.instances, trained, config, tracking, 1)

@@ -13,10 +13,11 @@ from awpo.config import JudgeConfig, PolicyConfig, SftConfig
 from awpo.methods import get_method
 from awpo.training.identity import policy_identity, sft_identity
 from tasks.judge import judgements_relayed
+from tasks.slots import GPU, JUDGE_API
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
 from tasks.tracking import Tracking
 
-TRAINING_TAG = "awpo-train"  # a concurrency limit on this tag is a limit on accelerators
+TRAINING_TAG = "awpo-train"
 
 
 @task(
@@ -79,7 +80,8 @@ def train_policy(
     inputs = {"model": Path(model), "instances": instances}
     work = Work("policy", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage, judgements_relayed(stage, config):
-        stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads)
+        needs = (GPU, JUDGE_API) if method.needs_judge and config.judge.kind == "endpoint" else (GPU,)
+        stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads, needs)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"
 

@@ -21,7 +21,7 @@ GROUND = {
     "awpo/types.py": set(),
     "awpo/errors.py": set(),
     "awpo/settings.py": {"awpo.errors"},
-    "awpo/config.py": {"awpo.errors", "awpo.methods", "awpo.settings"},
+    "awpo/config.py": {"awpo.errors", "awpo.methods", "awpo.settings", "awpo.types"},
     "awpo/methods.py": {"awpo.errors", "awpo.settings"},
     "awpo/events.py": set(),
     "awpo/unfinished.py": set(),

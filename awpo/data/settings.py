@@ -12,7 +12,7 @@ from awpo.settings import Settings
 class MaskingConfig(Settings):
     """Hammer's masking of training dialogues (`awpo.data.masking`); the shares are independent of one another."""
 
-    seed: int = Field(0, ge=0, description="Seed; with a dialogue's id it fixes what is masked and how")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed; with a dialogue's id it fixes what is masked and how")
     share: float = Field(2 / 3, ge=0, le=1, description="Share of training dialogues whose names are masked")
     functions: float = Field(1.0, ge=0, le=1, description="Share of those in which functions' names are masked")
     parameters: float = Field(1.0, ge=0, le=1, description="Share of those in which parameters' names are masked")
@@ -73,7 +73,7 @@ class LengthConfig(Settings):
 class MixtureConfig(Settings):
     """Shares of the training split (`awpo.data.mixture`)."""
 
-    seed: int = Field(0, ge=0, description="Seed of the choice among dialogues")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the choice among dialogues")
     sources: dict[str, NonNegativeFloat] = Field(
         default_factory=dict, description="Weight of each source; all must be named, 0 leaves out; empty: as they are"
     )

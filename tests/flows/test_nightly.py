@@ -121,13 +121,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     patch.setenv("OMP_NUM_THREADS", "1")
     before = mlflow.get_tracking_uri()
     with prefect_test_harness(server_startup_timeout=300):
-        from tasks.registry import Candidate, move_alias, register
+        from tasks.registry import Candidate, register
         from tasks.tracking import connect
 
         tracking = connect()
         good = answering_checkpoint(folder / "good")
         broken = damaged(good, folder / "broken")
-        move_alias(register(Candidate(good), tracking), tracking)
+        first = register(Candidate(good), tracking)
+        tracking.client().set_registered_model_alias("awpo", "champion", first.version)
         night = {"instances": str(instances(folder / "instances")), "out": str(folder / "out"), "evaluation": SMALL}
         yield Registry(folder / "out", night, tracking.client(), broken)
     patch.undo()
@@ -147,12 +148,12 @@ def test_without_a_candidate_the_champion_is_held_against_its_accepted_scores(re
 
 def test_a_damaged_candidate_fails_the_night_and_leaves_the_champion(registry: Registry) -> None:
     from flows.nightly_regression import Regression, nightly_regression
-    from tasks.registry import Candidate, move_alias, register
+    from tasks.registry import Candidate, register
     from tasks.tracking import connect
 
     tracking = connect()
     version = register(Candidate(registry.broken), tracking)
-    move_alias(version, tracking, alias="candidate")
+    tracking.client().set_registered_model_alias("awpo", "candidate", version.version)
     state = nightly_regression(**registry.night, return_state=True)
     assert state.is_failed()
     with pytest.raises(

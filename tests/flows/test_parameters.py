@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from awpo.config import PolicyConfig
 from awpo.errors import UserError
 from awpo.methods import METHODS
 from flows.parameters import PipelineSettings, StudySettings, check_policy_method, pipeline_presets, read_pipeline
@@ -136,8 +138,51 @@ def test_what_is_taken_of_instances_is_a_setting(tmp_path: Path, monkeypatch: py
 def test_what_would_fail_late_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="grpo more than once"):
         PipelineSettings.read({"methods": ["grpo", "awpo", "grpo"]}, "x")
-    settings = PipelineSettings.read({"evaluation": {"splits": ["test_phrasings", "test_tool"]}}, "x")
-    with pytest.raises(UserError, match=r"evaluation\.splits: no split 'test_tool'; did you mean 'test_tools'\?"):
-        settings.check()
+    with pytest.raises(
+        UserError, match=r"evaluation\.splits\.1: must be .*, not 'test_tool'; did you mean 'test_tools'\?"
+    ):
+        PipelineSettings.read({"evaluation": {"splits": ["test_phrasings", "test_tool"]}}, "x")
+    with pytest.raises(UserError, match=r"format: must be .*, not 'toolac'; did you mean 'toolace'\?"):
+        PipelineSettings.read({"format": "toolac"}, "x")
+    short = PipelineSettings.read({"methods": ["dapo"], "policy": {"max_completion_length": 8}}, "x")
+    if METHODS["dapo"].overlong_share * 8 < 1:
+        with pytest.raises(UserError, match=r"policy: the overlong penalty of 'dapo' grows over the last"):
+            short.check()
     with pytest.raises(UserError, match=r"policy\.judge\.scale: must be a finite number"):
         PipelineSettings.read({"policy": {"judge": {"scale": float("inf")}}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"methods": ["grpo"], "policy": {"method": "awpo"}}, "policy.method = 'awpo' contradicts methods = grpo"),
+        ({"policy": {"method": "dapo"}}, "policy.method = 'dapo' contradicts methods = grpo, grpo_mixed, awpo"),
+        ({"seed": 1, "policy": {"seed": 2}}, "policy.seed = 2 contradicts seed = 1"),
+        ({"sft": {"seed": 3}}, "sft.seed = 3 contradicts seed = 0"),
+    ],
+)
+def test_method_and_seed_stand_at_the_top_alone(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected.replace(".", r"\.")) as caught:
+        PipelineSettings.read(given, "mine.yaml")
+    assert "\n" not in str(caught.value)
+    assert "leave " in str(caught.value)
+
+
+def test_a_file_that_also_says_method_and_seed_below_is_read_as_before() -> None:
+    settings = PipelineSettings.read(
+        {"methods": ["grpo"], "seed": 2, "policy": {"method": "grpo", "seed": 2, "steps": 8}, "sft": {"seed": 2}}, "x"
+    )
+    assert settings == PipelineSettings.read({"methods": ["grpo"], "seed": 2, "policy": {"steps": 8}}, "x")
+    study = StudySettings.read({"seeds": [4, 5], "policy": {"seed": 4, "method": "awpo"}}, "x")
+    assert study == StudySettings.read({"seeds": [4, 5]}, "x")
+    with pytest.raises(UserError, match=r"policy\.seed = 6 contradicts seeds = 4, 5"):
+        StudySettings.read({"seeds": [4, 5], "policy": {"seed": 6}}, "x")
+    with pytest.raises(UserError, match=r"unknown key 'sft\.method'"):
+        PipelineSettings.read({"sft": {"method": "awpo"}}, "x")
+
+
+def test_a_call_that_says_another_method_below_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"policy\.method = 'dapo' contradicts methods = awpo"):
+        PipelineSettings(methods=("awpo",), policy=PolicyConfig(method="dapo"))
+    policy = PipelineSettings(methods=("grpo",), policy=PolicyConfig(steps=8)).policy.with_method("grpo", 3)
+    assert (policy.method, policy.seed, policy.steps) == ("grpo", 3, 8)

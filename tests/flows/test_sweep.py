@@ -83,8 +83,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 def test_a_failed_cell_is_told_and_does_not_end_the_others(swept: Swept) -> None:
     assert swept.state.is_failed()
-    assert "broken" in swept.state.message
-    assert "1 of 4 failed" in swept.state.message or "cannot load" in swept.state.message
+    assert "2 of 5 failed" in swept.state.message
+    assert "start · broken · seed 0: " in swept.state.message
+    assert "awpo · broken · seed 0: start · broken · seed 0 failed" in swept.state.message
     rows = json.loads((swept.out / "summary.json").read_text())["methods"]
     assert [(row["method"], row["init"]) for row in rows] == [("base", "base"), ("sft", "base"), ("awpo", "sft")]
 
@@ -107,10 +108,21 @@ def test_every_stage_is_a_run_under_one_parent_with_a_true_status(swept: Swept) 
     runs = {run.info.run_name: run for run in swept.runs()}
     parent = runs.pop("sweep out")
     assert parent.info.status == "FAILED"
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    names = {run.info.run_id: name for name, run in runs.items()} | {parent.info.run_id: "sweep out"}
+    parents = {name: names[run.data.tags["mlflow.parentRunId"]] for name, run in runs.items()}
+    cells = {f"{what} · embedded-1m · seed 0" for what in ("start", "base", "sft", "awpo")}
+    cells.add("start · broken · seed 0")
+    assert {name for name, above in parents.items() if above == "sweep out"} >= cells
+    assert parents["train awpo · embedded-1m · seed 0"] == "awpo · embedded-1m · seed 0"
+    assert parents["evaluate awpo · embedded-1m · seed 0"] == "awpo · embedded-1m · seed 0"
+    assert parents["train sft · embedded-1m · seed 0"] == "start · embedded-1m · seed 0"
     statuses = {run.info.run_name: run.info.status for run in runs.values()}
     assert statuses.pop("train sft · broken · seed 0") == "FAILED"
+    assert statuses.pop("start · broken · seed 0") == "FAILED"
     assert set(statuses.values()) == {"FINISHED"}
+    compared = runs["awpo · embedded-1m · seed 0"].data
+    assert {"model", "method", "seed", "init"} <= compared.params.keys()
+    assert "held_out/test_phrasings/sampled/accuracy" in compared.metrics
     assert {"train sft · embedded-1m · seed 0", "train awpo · embedded-1m · seed 0"} <= statuses.keys()
     trained = runs["train awpo · embedded-1m · seed 0"]
     assert {"model", "method", "seed", "init"} <= trained.data.params.keys()

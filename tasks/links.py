@@ -1,0 +1,37 @@
+"""Links from Prefect's pages to MLflow's, as artifacts of the flow run."""
+
+from __future__ import annotations
+
+import os
+
+from prefect.artifacts import create_link_artifact
+from prefect.context import FlowRunContext
+
+from tasks.tracking import TrackedRun, Tracking
+
+MLFLOW_URL = "AWPO_MLFLOW_URL"
+"""Environment variable with the address of MLflow's pages, where the store itself is none; `awpo serve` sets it."""
+
+
+def run_page(tracking: Tracking, run_id: str, artifact: str = "") -> str | None:
+    """The address of a run's page in MLflow, or of one of its artifacts there; None where no server is known."""
+    base = tracking.uri if tracking.uri.startswith(("http://", "https://")) else os.environ.get(MLFLOW_URL, "")
+    if not base:
+        return None
+    page = f"{base.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{run_id}"
+    return f"{page}/artifacts/{artifact}" if artifact else page
+
+
+def link_run(run: TrackedRun) -> None:
+    """A link from the present flow run to the run in MLflow that tells of it."""
+    _link("mlflow-run", run_page(run.tracking, run.run_id), "Run in MLflow", "Metrics, parameters and inputs")
+
+
+def link_report(run: TrackedRun, name: str) -> None:
+    """A link from the present flow run to its report, an artifact called `name` of the run in MLflow."""
+    _link("report-page", run_page(run.tracking, run.run_id, name), "Report", "Curves and tables of all methods")
+
+
+def _link(key: str, page: str | None, text: str, description: str) -> None:
+    if page and FlowRunContext.get():
+        create_link_artifact(page, text, key=key, description=f"[{text}]({page}): {description}")
