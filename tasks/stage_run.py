@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlflow.exceptions import MlflowException
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -27,15 +29,18 @@ from prefect.utilities.urls import url_for
 
 from awpo.artifacts import MANIFEST, Manifest, finished_result, input_identity, read_manifest, stage_fingerprint
 from awpo.errors import UserError
+from awpo.launch import LaunchSettings
 from awpo.processes import run_worker
 from awpo.settings import Settings
 from tasks.cancellation import cancelled, check_cancelled
+from tasks.log_stream import LogStream
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
 from tasks.slots import GPU, slots
 from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run
 
 ARTIFACT_SECONDS = 5.0
+LOG_BYTES = 1_000_000  # of the end of each process's log that are kept with its run
 # One row per kind of count in an artifact's table; the rest is in the manifest.
 SHOWN_VALUE = 200
 
@@ -117,6 +122,10 @@ class StageRun:
             self.progress(int(row.get("done", 0)), int(row.get("total", 0)), str(row.get("what", "")))
         elif kind == "warning":
             self.warn(str(row.get("message", "")))
+        elif kind == "memory":
+            which = f"memory/rank-{row.get('rank', 0)}"
+            names = {"bytes": f"{which}/peak_gib", "gpu_bytes": f"{which}/gpu_peak_gib"}
+            self.results({name: row[key] / 2**30 for key, name in names.items() if key in row})
         elif kind == "note":
             self.line.note(str(row.get("message", "")))
             log(f"{self.work.title}: {row.get('message', '')}")
@@ -128,20 +137,48 @@ class StageRun:
         with slots({} if finished else needs, self.line.note):
             yield
 
-    def work_apart(self, module: str, job: dict[str, Any], threads: int, needs: Sequence[str] = (GPU,)) -> None:
-        """Runs a worker module on `job` in a process of its own, relaying its events and metrics.
+    def work_apart(
+        self,
+        module: str,
+        job: dict[str, Any],
+        threads: int,
+        needs: Sequence[str] = (GPU,),
+        launch: LaunchSettings | None = None,
+    ) -> None:
+        """Runs a worker module on `job` in processes of its own (`launch`; by default one), relaying its events,
+        metrics and, into the run's log, what its first process prints. Their logs are kept as artifacts.
 
-        It holds a slot of each limit in `needs` (`tasks.slots`). A finished result is left alone without starting a process, which takes seconds to import what it needs.
-        Raises what `awpo.processes.run_worker` raises.
+        `threads` are those of a worker of one process; several share out what this process may use. It holds a slot of
+        each limit in `needs` (`tasks.slots`). A finished result is left alone without starting a process, which takes
+        seconds to import what it needs. Raises what `awpo.processes.run_worker` raises.
         """
         if finished_result(self.work.folder, self.fingerprint, self.work.former):
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
-        allowed = min(threads, available_threads())
-        with self.slots(dict.fromkeys(needs, 1)), MetricsRelay(self.run, self.work.folder) as relay:
-            run_worker(module, job, self.work.folder, on_event=self.on_event, threads=allowed, cancelled=cancelled)
+        launch = launch or LaunchSettings()
+        counts = {name: launch.processes if name == GPU else 1 for name in needs}
+        with self.slots(counts), MetricsRelay(self.run, self.work.folder) as relay, self._logs_kept() as stream:
+            run_worker(
+                module,
+                job,
+                self.work.folder,
+                on_event=self.on_event,
+                on_output=stream.take,
+                threads=launch.threads_of_each(available_threads(), threads),
+                launch=launch,
+                cancelled=cancelled,
+            )
         if relay.problem:
             self.warn(f"MLflow did not take all metrics ({relay.problem}); they are sent by the next run of this stage")
+
+    @contextmanager
+    def _logs_kept(self) -> Iterator[LogStream]:
+        stream = LogStream(log)
+        try:
+            yield stream
+        finally:
+            stream.close()
+            keep_logs(self.run, self.work.folder)
 
     def manifest(self) -> Manifest:
         """What the stage left. Raises RuntimeError where it left no manifest: then it did not finish."""
@@ -185,6 +222,20 @@ def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
         line.end("stopped" if isinstance(error, InterruptedError) or not isinstance(error, Exception) else "failed")
         raise
     line.end("nothing to do" if stage.skipped else "done")
+
+
+def keep_logs(run: TrackedRun, folder: Path) -> None:
+    """The end of each process's log as an artifact, under the same name; a store that is away is not waited for."""
+    for path in sorted(folder.glob("log*.txt")):
+        with tempfile.TemporaryDirectory() as scratch, open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            copy = Path(scratch) / path.name
+            copy.write_bytes(file.read())
+            try:
+                run.artifact(copy, "logs")
+            except (MlflowException, OSError) as error:
+                log(f"{path} was not kept in MLflow: {reason_of(error)}", logging.WARNING)
+                return
 
 
 def _stamp(folder: Path) -> int | None:

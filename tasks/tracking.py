@@ -203,10 +203,10 @@ class TrackedRun:
             with store_lock:
                 self.client.log_inputs(self.run_id, datasets=datasets)
 
-    def artifact(self, path: Path) -> None:
-        """A copy of a small file."""
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """A copy of a small file, in `folder` of the run's artifacts where one is named."""
         with store_lock:
-            self.client.log_artifact(self.run_id, str(path))
+            self.client.log_artifact(self.run_id, str(path), folder)
 
     def table(self, data: Any, name: str) -> None:
         """A data frame as a table that MLflow's UI shows and compares. Logged once: MLflow would append."""

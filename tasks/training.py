@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import JudgeConfig, PolicyConfig, SftConfig
+from awpo.launch import DEFAULT, LaunchSettings, read_launch
 from awpo.methods import get_method
-from awpo.training.identity import policy_identity, sft_identity
+from awpo.training.identity import GROWING, policy_identity, refuse_other_launch, sft_identity
 from tasks.judge import judgements_relayed
 from tasks.slots import GPU, JUDGE_API
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
@@ -30,19 +32,29 @@ TRAINING_TAG = "awpo-train"
     tags=[TRAINING_TAG],
 )
 def train_sft(
-    model: str, label: str, instances: Path, out: Path, config: SftConfig, tracking: Tracking, threads: int = 2
+    model: str,
+    label: str,
+    instances: Path,
+    out: Path,
+    config: SftConfig,
+    tracking: Tracking,
+    threads: int = 2,
+    launch: str = DEFAULT,
 ) -> Path:
     """Supervised fine-tuning of `model` (a folder or hub id) on `instances`; returns the checkpoint's folder.
 
-    `label` is the model's name in results. A retry goes on from the last whole checkpoint, in the same MLflow run.
+    `label` is the model's name in results, `launch` a preset of infra/presets/launch or a file, `threads` are those of
+    a launch of one process. A retry goes on from the last whole checkpoint, in the same MLflow run.
     """
+    processes = read_launch(launch)
     labels = {"model": label, "method": "sft", "seed": config.seed, "init": "base"}
     title = f"train sft · {label} · seed {config.seed}"
-    known = sft_identity(model, instances, config)
+    known = sft_identity(model, instances, config, processes.effect())
+    refuse_other_launch(out, known)
     inputs = {"model": Path(model), "instances": instances}
     work = Work("sft", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage:
-        stage.work_apart("awpo.training.sft", _job(model, instances, out, config), threads)
+        _train(stage, "awpo.training.sft", _job(model, instances, out, config, processes), threads, (GPU,), launch)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"
 
@@ -65,29 +77,43 @@ def train_policy(
     config: PolicyConfig,
     tracking: Tracking,
     threads: int = 1,
+    launch: str = DEFAULT,
 ) -> Path:
     """Policy training by `config.method` from the checkpoint `model`; returns the checkpoint's folder.
 
-    `init` ("base" or "sft") says what `model` is. A retry goes on from the last whole checkpoint, in the same run.
+    `init` ("base" or "sft") says what `model` is; `launch` and `threads` are as for SFT. A retry goes on from the last
+    whole checkpoint, in the same run.
     """
+    processes = read_launch(launch)
     method = get_method(config.method)
     judge = config.judge.label if method.needs_judge else "none"
     labels = {"model": label, "method": method.name, "seed": config.seed, "init": init, "judge": judge}
     title = f"train {method.name} · {label} · seed {config.seed}"
     if method.needs_judge and config.judge != JudgeConfig():
         title += f" · {judge}"
-    known = policy_identity(model, instances, config)
+    known = policy_identity(model, instances, config, processes.effect())
+    refuse_other_launch(out, known, GROWING)
     inputs = {"model": Path(model), "instances": instances}
     work = Work("policy", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage, judgements_relayed(stage, config):
         needs = (GPU, JUDGE_API) if method.needs_judge and config.judge.kind == "endpoint" else (GPU,)
-        stage.work_apart("awpo.training.policy", _job(model, instances, out, config), threads, needs)
+        _train(stage, "awpo.training.policy", _job(model, instances, out, config, processes), threads, needs, launch)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"
 
 
-def _job(model: str, instances: Path, out: Path, config: SftConfig | PolicyConfig) -> dict[str, Any]:
-    return {"model": model, "instances": str(instances), "out": str(out), "config": config.model_dump(mode="json")}
+def _job(
+    model: str, instances: Path, out: Path, config: SftConfig | PolicyConfig, launch: LaunchSettings
+) -> dict[str, Any]:
+    job = {"model": model, "instances": str(instances), "out": str(out), "launch": launch.effect()}
+    return {**job, "config": config.model_dump(mode="json")}
+
+
+def _train(stage: StageRun, module: str, job: dict[str, Any], threads: int, needs: Sequence[str], launch: str) -> None:
+    """Runs the worker by the launch preset, which the run in MLflow tells of."""
+    settings = read_launch(launch)
+    stage.run.tags({"awpo.launch": launch, "awpo.processes": settings.processes})
+    stage.work_apart(module, job, threads, needs, settings)
 
 
 def _finish(stage: StageRun, checkpoint: Path, steps: int) -> None:

@@ -248,3 +248,21 @@ def test_artifact_keys_are_those_that_prefect_takes(title: str) -> None:
     from prefect.server.schemas.actions import ArtifactCreate
 
     assert ArtifactCreate(key=artifact_key(title)).key
+
+
+def test_the_workers_log_is_kept_and_its_lines_are_in_the_runs_log(
+    tracking: Tracking, tmp_path: Path, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks import stage_run as module
+
+    lines: list[str] = []
+    monkeypatch.setattr(module, "log", lambda message, *_: lines.append(message))
+    monkeypatch.setattr(module, "LOG_BYTES", 200)
+    work = work_in(tmp_path)
+    with pytest.raises(StageFailed):
+        attempt(work, tracking, worker, end="crash")
+    assert "RuntimeError: no memory" in lines
+    file = RunFile.read(work.folder)
+    assert file
+    kept = Path(tracking.client().download_artifacts(file.run_id, "logs/log.txt", str(tmp_path))).read_bytes()
+    assert kept == (work.folder / "log.txt").read_bytes()[-200:]
