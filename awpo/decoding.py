@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class Row:
 
     `prompt` numbers its prompt: rows of the same number have the same `ids` and share a prefill. `limit` is the most
     tokens to generate; `uniform` holds as many random numbers in [0, 1), or is None where the row is greedy.
+    `ended` looks at the tokens so far and says whether a stop text is among them; it is asked after every token.
     `seconds` is the time from the start of its batch to its last token.
     """
 
@@ -48,6 +49,7 @@ class Row:
     ids: list[int]
     limit: int
     uniform: np.ndarray | None
+    ended: Callable[[Sequence[int]], bool] | None = None
     output: list[int] = field(default_factory=list)
     finish: Literal["stop", "length", "no_room"] = "length"
     seconds: float = 0.0
@@ -57,6 +59,18 @@ def uniform_numbers(key: str, count: int) -> np.ndarray:
     """`count` numbers in [0, 1) that depend on `key` alone, whatever else is drawn and on whatever machine."""
     entropy = int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
     return np.random.Generator(np.random.Philox(entropy)).random(count)
+
+
+def ends_at(stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], bool] | None:
+    """The `ended` of rows that end at the first of some texts; None where there are none. `decode` is the tokenizer's."""
+    if not stops:
+        return None
+
+    def ended(output: Sequence[int]) -> bool:
+        text = decode(output)
+        return any(stop in text for stop in stops)
+
+    return ended
 
 
 class Decoder:
@@ -166,9 +180,9 @@ class Decoder:
                 if alive[index]:
                     row = running[index]
                     row.output.append(token)
-                    if token in end_ids:
+                    if token in end_ids or (row.ended is not None and row.ended(row.output)):
                         row.finish = "stop"
-                    alive[index] = token not in end_ids and len(row.output) < row.limit
+                    alive[index] = row.finish != "stop" and len(row.output) < row.limit
                     if not alive[index]:
                         row.seconds = time.monotonic() - start
             left = sum(alive)

@@ -11,7 +11,7 @@ import torch
 
 from awpo.artifacts import input_identity
 from awpo.chat import END_TOKENS, render_messages
-from awpo.decoding import Decoder, Row, uniform_numbers
+from awpo.decoding import Decoder, Row, ends_at, uniform_numbers
 from awpo.endpoint_cache import CachedAnswer, EndpointCache
 from awpo.events import Progress, silent
 from awpo.types import content_hash
@@ -105,6 +105,7 @@ class LocalGenerator:
         rows: list[Row] = []
         keys: list[str] = []
         seen: Counter[str] = Counter()
+        ended = ends_at(sampling.stop, self._text)
         for index, prompt in enumerate(prompts):
             ids = self._ids(prompt)
             if not ids:
@@ -116,7 +117,7 @@ class LocalGenerator:
                 drawn = sampling.temperature > 0 and sample >= 0
                 key = f"{sampling.seed}\0{seen[prompt]}\0{sample}\0{prompt}" if drawn else prompt
                 uniform = uniform_numbers(key, limit) if drawn and limit else None
-                rows.append(Row(index, ids, limit, uniform, finish="length" if limit else "no_room"))
+                rows.append(Row(index, ids, limit, uniform, ended, finish="length" if limit else "no_room"))
                 keys.append(content_hash([self.identity, key, drawn and sampling.temperature, limit, sampling.stop]))
         return rows, keys
 
@@ -142,7 +143,7 @@ class LocalGenerator:
             text, finish = text[: min(cuts)], "stop"
         return Generated(text, len(row.output), finish, prompt_tokens=len(row.ids), seconds=row.seconds)
 
-    def _text(self, ids: list[int]) -> str:
+    def _text(self, ids: Sequence[int]) -> str:
         hidden = {*self.end_ids, self.tokenizer.pad_token_id}
         kept = [token for token in ids if token not in hidden]
         return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from awpo.chat import END_TOKENS
-from awpo.decoding import Decoder, Row, uniform_numbers
+from awpo.decoding import Decoder, Row, ends_at, uniform_numbers
 from awpo.errors import UserError
 from awpo.models import ModelChoice
 
@@ -103,6 +103,7 @@ class Engine:
         for number, request in enumerate(requests):
             seed = secrets.token_hex(16) if request.seed is None else str(request.seed)
             key = f"{seed}\0{request.ids}"
+            ended = ends_at(request.stop, self._text)
             rows.append(
                 [
                     Row(
@@ -110,6 +111,7 @@ class Engine:
                         list(request.ids),
                         request.max_tokens,
                         uniform_numbers(f"{key}\0{sample}", request.max_tokens) if temperature > 0 else None,
+                        ended,
                     )
                     for sample in range(request.n)
                 ]
@@ -118,9 +120,13 @@ class Engine:
             pass
         return [[self._choice(row, request) for row in group] for request, group in zip(requests, rows, strict=True)]
 
+    def _text(self, output: Sequence[int]) -> str:
+        kept = [token for token in output if token not in self._hidden]
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
     def _choice(self, row: Row, request: ChatRequest) -> Choice:
-        kept = [token for token in row.output if token not in self._hidden]
-        text = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._text(row.output)
         cuts = [place for stop in request.stop if (place := text.find(stop)) >= 0]
         if cuts:
             return Choice(text[: min(cuts)], "stop", len(row.output))

@@ -108,11 +108,14 @@ def test_samples_follow_the_seed_whoever_asks_at_the_same_time(server: ModelServ
 
 
 def test_stop_cuts_the_text(server: ModelServer) -> None:
-    [whole] = texts(post(server, temperature=0))
+    complete = post(server, temperature=0)
+    [whole] = texts(complete)
     stop = whole[len(whole) // 2 :][:3]
     answer = post(server, temperature=0, stop=["never, never", stop])
     assert texts(answer) == [whole[: whole.index(stop)]]
     assert answer["choices"][0]["finish_reason"] == "stop"
+    # Nothing is generated behind it.
+    assert answer["usage"]["completion_tokens"] < complete["usage"]["completion_tokens"]
 
 
 def test_tools_stand_in_the_prompt(server: ModelServer) -> None:

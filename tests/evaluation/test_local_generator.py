@@ -183,6 +183,7 @@ def test_a_stop_text_ends_an_answer_and_is_cut_off(generator: LocalGenerator) ->
     stop = whole.text[3:5]
     ((cut,),) = generator.generate(["a"], Sampling(max_tokens=12, stop=("never there", stop)))
     assert (cut.text, cut.finish) == (whole.text[: whole.text.index(stop)], "stop")
+    assert cut.tokens < whole.tokens  # nothing is generated behind it
 
 
 def test_an_empty_prompt_is_refused(generator: LocalGenerator) -> None:
