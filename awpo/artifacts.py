@@ -17,13 +17,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from awpo import __version__
 from awpo.errors import UserError
+from awpo.folder_lock import alone_in
 from awpo.types import content_hash
 from awpo.unfinished import Mark, differences
 
@@ -218,7 +219,8 @@ def open_stage(
     `former` is the fingerprint that earlier versions gave to the same work, where it was another.
     Of several processes that share the work one `leads`; the others, which come after it, write nothing here.
 
-    Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result.
+    Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result,
+    and where another process works in it.
     """
     stage = Stage(folder, name, inputs, config)
     if done := finished_result(folder, stage.manifest.fingerprint, former):
@@ -228,37 +230,50 @@ def open_stage(
     if not leads:
         yield stage
         return
-    known = read_manifest(folder)
-    if known and known.stage != name:
+    made = not folder.is_dir()
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone_in(folder))
+            if done := finished_result(folder, stage.manifest.fingerprint, former):  # by another process, just now
+                stage.manifest, stage.finished = done, True
+            else:
+                _begin(stage, growing, former)
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from None
+        if stage.finished:
+            yield stage
+            return
+        try:
+            yield stage
+        except BaseException as error:
+            with suppress(OSError):
+                stage.mark(ended=True)
+            if isinstance(error, UserError) and not stage.resumed:
+                _take_back(folder, made)
+            raise
+
+
+def _begin(stage: Stage, growing: Sequence[str], former: str) -> None:
+    """Keeps what the stage goes on from, clears away what it replaces, and marks the folder as being worked on."""
+    folder, known = stage.folder, read_manifest(stage.folder)
+    if known and known.stage != stage.manifest.stage:
         raise UserError(f"{folder} holds the result of another stage, {known.stage!r}; choose another folder")
-    try:
-        mark = Mark.read(folder / IN_PROGRESS)
-        if left := mark or known:
-            stage.changes = differences(left, stage.manifest)
-        if mark and (mark.fingerprint == former or mark.goes_on_as(stage.manifest, growing)):
-            stage.resumed, stage.earlier = True, mark.attempts(_written(folder))
-        elif folder.is_dir() and (found := [path for path in folder.iterdir() if not _is_kept(path.name)]):
-            if not left:
-                raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
-            for path in found:
-                if known:
-                    (folder / PREVIOUS).mkdir(exist_ok=True)
-                    path.rename(folder / PREVIOUS / path.name)
-                else:
-                    _remove(path)
-        made = not folder.is_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        stage.mark()
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose a folder you may write to") from None
-    try:
-        yield stage
-    except BaseException as error:
-        with suppress(OSError):
-            stage.mark(ended=True)
-        if isinstance(error, UserError) and not stage.resumed:
-            _take_back(folder, made)
-        raise
+    mark = Mark.read(folder / IN_PROGRESS)
+    if left := mark or known:
+        stage.changes = differences(left, stage.manifest)
+    if mark and (mark.fingerprint == former or mark.goes_on_as(stage.manifest, growing)):
+        stage.resumed, stage.earlier = True, mark.attempts(_written(folder))
+    elif found := [path for path in folder.iterdir() if not _is_kept(path.name)]:
+        if not left:
+            raise UserError(f"{folder} holds files that no stage of this project wrote; choose another folder")
+        for path in found:
+            if known:
+                (folder / PREVIOUS).mkdir(exist_ok=True)
+                path.rename(folder / PREVIOUS / path.name)
+            else:
+                _remove(path)
+    stage.mark()
 
 
 def _written(folder: Path) -> Iterator[Path]:

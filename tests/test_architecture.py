@@ -25,7 +25,8 @@ GROUND = {
     "awpo/methods.py": {"awpo.errors", "awpo.settings"},
     "awpo/events.py": set(),
     "awpo/unfinished.py": set(),
-    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.types", "awpo.unfinished"},
+    "awpo/folder_lock.py": {"awpo.errors"},
+    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.folder_lock", "awpo.types", "awpo.unfinished"},
 }
 LIGHT = (
     "awpo/methods.py",

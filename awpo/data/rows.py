@@ -284,7 +284,13 @@ def _array_rows(path: Path, file: IO[bytes]) -> Iterator[Row]:
 
 
 def refuse_lossy_structs(path: Path, schema: pa.Schema) -> None:
-    """Raises UserError where parquet loses something: it gives every row of a struct the keys of all rows, null where the row had none: nothing tells them apart."""
+    """Raises UserError where a row would lose something.
+
+    Of two columns with one name it would keep the last. Parquet gives every row of a struct the keys of all rows, null
+    where the row had none: nothing tells them apart.
+    """
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise UserError(f"{path} has two columns {twice[0]!r}, of which a row would keep one; rename or drop one")
     todo: list[pa.Field] = list(schema)
     while todo:
         field = todo.pop()

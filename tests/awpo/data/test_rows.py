@@ -206,6 +206,13 @@ def test_an_empty_and_a_truncated_parquet_file(tmp_path: Path) -> None:
         list(Rows(path))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["id", "id"]), path)
+    with pytest.raises(UserError, match="has two columns 'id'"):
+        list(Rows(path))
+
+
 def test_structs_that_mix_the_keys_of_all_rows_are_refused(tmp_path: Path) -> None:
     calls = [{"calls": [{"arguments": {"a": 1}}]}, {"calls": [{"arguments": {"b": 2}}]}]
     path = tmp_path / "data.parquet"
