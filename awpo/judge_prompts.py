@@ -66,7 +66,18 @@ RESPONSE_FORMAT: dict[str, Any] = {
 
 _LONGEST_ANSWER, _MOST_OBJECTS = 65536, 64
 _NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*(?:(?:/|out of)\s*10(?:\.0)?)?\s*", re.ASCII)
-_DECODER = json.JSONDecoder()
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a key given with several values, in whatever case, holds NaN: no guess is made at which one is meant."""
+    value: dict[str, Any] = {}
+    for name, held in pairs:
+        key = name.strip().casefold()
+        value[key] = held if key not in value or value[key] == held else math.nan
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_named_once)
 
 
 def judge_messages(instance: Instance, completion: Completion, *, with_reference: bool) -> list[dict[str, str]]:
@@ -124,9 +135,13 @@ def read_grades(text: str) -> dict[str, float] | None:
 
     The JSON object may stand in a code fence, after a preface or a thought, or before more text, one level down, and
     with scores as numbers, as strings ("8", "8/10", "8 out of 10") or as {"score": 8}. None where a criterion is
-    missing or outside [0, 10], or where several objects differ: no guess is made at which one is meant.
+    missing, outside [0, 10] or given twice, or where several objects differ: no guess is made at which one is meant;
+    and where a thought has no end, since what it says is no answer.
     """
-    text = text.rpartition("</think>")[2][-_LONGEST_ANSWER:]
+    text = text.rpartition("</think>")[2]
+    if text.lstrip().startswith("<think>"):
+        return None
+    text = text[-_LONGEST_ANSWER:]
     found = {scores for value in _objects(text) for scores in _grades(value)}
     if len(found) != 1 or any(map(math.isnan, scores := found.pop())):
         return None
@@ -158,9 +173,8 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 def _grades(value: dict[str, Any]) -> Iterator[tuple[float, ...]]:
     """The scores that an object gives, or one directly inside it, by criterion; NaN for those that cannot be right."""
     for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
-        found = {key.strip().casefold(): score for key, score in candidate.items()}
-        if all(name in found for name in CRITERIA):
-            yield tuple(_number(found[name]) for name in CRITERIA)
+        if all(name in candidate for name in CRITERIA):
+            yield tuple(_number(candidate[name]) for name in CRITERIA)
 
 
 def _number(score: Any) -> float:
