@@ -52,8 +52,12 @@ def check_disk(out: Path, needed: float = NEEDED_DISK) -> None:
 
 
 def check_file(path: Path, what: str) -> None:
-    """Raises UserError where there is no such file or folder."""
-    if not path.exists():
+    """Raises UserError where there is no such file or folder, or none that may be looked at."""
+    try:
+        there = path.exists()
+    except OSError as error:  # a folder above it that may not be entered, a name that is too long
+        raise UserError(f"cannot read {what} {path!s:.200}: {error.strerror}; check the path") from None
+    if not there:
         raise UserError(f"{what} {path} does not exist; check the path")
 
 

@@ -73,3 +73,11 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file; choose another folder with --out"):
         check_writable(tmp_path / "file")
+
+
+def test_a_path_that_cannot_be_looked_at_is_one_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["data", "decompose", "x" * 300, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "cannot read source xxx" in done.stderr
+    assert "File name too long; check the path" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
