@@ -32,6 +32,7 @@ def examine() -> list[Check]:
         check_gpus(),
         check_disk_space(),
         check_store(),
+        *check_promotions(),
         *check_server(),
         *(
             check_port(name, port, option)
@@ -147,6 +148,24 @@ def check_store() -> Check:
         return Check("MLflow store", "ok", connect().uri)
     except UserError as error:
         return Check("MLflow store", "mend", str(error), "set AWPO_RUNS or MLFLOW_TRACKING_URI")
+
+
+def check_promotions() -> list[Check]:
+    """Promotions whose process was killed in between, so that an alias stands for what nobody accepted."""
+    from tasks.promotion import unfinished_promotions
+    from tasks.tracking import connect
+
+    try:
+        found = unfinished_promotions(connect())
+    except UserError:
+        return []  # the check of the store says why
+    mend = "run the deployment promote again: it puts the alias back first"
+    return [
+        Check("promotion", "mend", f"{one}: its process is gone", mend)
+        if one.abandoned
+        else Check("promotion", "note", f"{one} is under way", "")
+        for one in found
+    ]
 
 
 def check_server() -> list[Check]:

@@ -1,4 +1,4 @@
-"""What `awpo doctor` looks at on a running Prefect server: its version, pool, workers, deployments, automations."""
+"""What `awpo doctor` looks at on a running Prefect server: its version, pool, workers, deployments, automations, limits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from flows.automations import FAILURES, ZOMBIES
 from flows.checks import Check
 from flows.prefect_server import ROOT
 from flows.registration import NOTIFY, POOL
+from tasks.slots import GPU, JUDGE_API
 
 SET_UP = "awpo setup"
 
@@ -32,6 +33,7 @@ def examine_server(url: str) -> list[Check]:
                 *check_pool(client),
                 check_deployments(client),
                 *check_automations(client),
+                check_limits(client),
             ]
     except (httpx.HTTPError, ValueError) as error:  # not there, refuses, or is something else
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -78,6 +80,17 @@ def check_deployments(client: Any) -> Check:
 
 def _folders(pull_steps: list[dict[str, Any]]) -> set[str]:
     return {str(given["directory"]) for step in pull_steps for given in step.values() if "directory" in given}
+
+
+def check_limits(client: Any) -> Check:
+    """What keeps runs from computing all at once: a limit for GPUs and one for judge endpoints."""
+    known = {limit.name: limit for limit in client.read_global_concurrency_limits(limit=200)}
+    found = [f"{name}: {known[name].limit} slots" for name in (GPU, JUDGE_API) if name in known and known[name].active]
+    if len(found) == 2:
+        return Check("limits", "ok", ", ".join(found))
+    missing = [name for name in (GPU, JUDGE_API) if name not in known]
+    how = SET_UP if missing else "Concurrency in Prefect's UI"
+    return Check("limits", "mend", f"{', '.join(missing) or 'one is off'}: any number of runs compute at once", how)
 
 
 def check_automations(client: Any) -> list[Check]:

@@ -12,6 +12,7 @@ from prefect import flow, pause_flow_run
 from prefect.client.schemas import State
 from prefect.exceptions import FlowPauseTimeout
 from prefect.input import RunInput
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
@@ -62,7 +63,12 @@ class Approval(RunInput):
     reason: str = Field(min_length=1, max_length=1000, description="Why; it is kept with the version in the registry")
 
 
-@flow(name="promote", flow_run_name="promote {candidate} to {alias}", validate_parameters=True)
+def _run_name() -> str:
+    given = flow_run.parameters
+    return f"promote {given.get('candidate') or 'the newest checkpoint'} to {given.get('alias')}"
+
+
+@flow(name="promote", flow_run_name=_run_name, validate_parameters=True)
 def promote(
     candidate: str | None = None,
     alias: str = CHAMPION,

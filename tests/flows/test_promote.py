@@ -235,6 +235,7 @@ def test_a_cancelled_promotion_puts_the_alias_back(registry: Registry) -> None:
 
 
 def test_what_a_killed_promotion_left_is_found_and_mended_by_the_next_one(registry: Registry) -> None:
+    from flows.doctor import check_promotions
     from flows.promote import promote
     from tasks.promotion import promoted, unfinished_promotions
     from tasks.tracking import connect
@@ -252,6 +253,8 @@ def test_what_a_killed_promotion_left_is_found_and_mended_by_the_next_one(regist
     assert registry.champion() == left.after, "nobody could put it back"
     [left] = unfinished_promotions(connect())
     assert left.abandoned
+    [told] = check_promotions()
+    assert (told.state, "its process is gone" in told.found) == ("mend", True)
     version = registry.client.get_model_version("awpo", left.after)
     with promoted(version, connect(), "champion"):
         [now] = unfinished_promotions(connect())

@@ -1,0 +1,28 @@
+"""Links from Prefect to MLflow: to the pages of the server that is known, and to none where none is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.links import MLFLOW_URL, run_page
+from tasks.tracking import Tracking
+
+
+def test_a_store_behind_a_server_is_its_own_address() -> None:
+    tracking = Tracking("http://mlflow.example:5000/", "3")
+    assert run_page(tracking, "abc") == "http://mlflow.example:5000/#/experiments/3/runs/abc"
+
+
+def test_a_local_store_has_the_pages_that_are_served_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = Tracking("sqlite:///runs/mlflow.db", "3")
+    monkeypatch.setenv(MLFLOW_URL, "http://127.0.0.1:5000")
+    page = run_page(tracking, "abc", "report.html")
+    assert page == "http://127.0.0.1:5000/#/experiments/3/runs/abc/artifacts/report.html"
+    monkeypatch.delenv(MLFLOW_URL)
+    assert run_page(tracking, "abc") is None
+
+
+def test_commands_and_tasks_speak_of_the_same_variable() -> None:
+    from flows import prefect_server
+
+    assert prefect_server.MLFLOW_URL == MLFLOW_URL
