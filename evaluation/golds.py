@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from awpo.events import Progress, silent
+from evaluation.benchmarks import GoldVerdict
 from evaluation.generate import Generated, Question, Sampling
-
-if TYPE_CHECKING:
-    from evaluation.benchmarks import GoldVerdict
+from evaluation.items import Item
 
 
 class ReferenceAnswers:
@@ -28,6 +27,12 @@ class ReferenceAnswers:
 
     def room(self, question: Question) -> None:
         return None
+
+
+def gold_verdicts(items: Iterable[Item]) -> Iterator[GoldVerdict]:
+    """What the items of reference answers say of these."""
+    for item in items:
+        yield GoldVerdict(item.split, item.item_id, item.correct is True, item.detail)
 
 
 def gold_report(benchmark: str, verdicts: Iterable[GoldVerdict]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from awpo.rewards import is_exact
 from awpo.types import Instance
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Question, Sampling
-from evaluation.golds import ReferenceAnswers
+from evaluation.golds import ReferenceAnswers, gold_verdicts
 from evaluation.items import GREEDY, Item, ScoreRow, by_kind, by_source, by_step, make_item, score_rows
 from evaluation.target import needed
 
@@ -62,9 +62,7 @@ class HeldOut:
                 found = list(iterate_instances(folder, {split}))
                 answers = ReferenceAnswers([render_target(instance.target, None) for instance in found])
                 items, _ = evaluate_split(answers, found, config.model_copy(update={"samples": 1}))
-                for item in items:
-                    if item.sample == GREEDY:
-                        yield GoldVerdict(split, item.item_id, item.correct is True, item.detail)
+                yield from gold_verdicts(item for item in items if item.sample == GREEDY)
 
 
 def write_corpus(folder: Path) -> Path:

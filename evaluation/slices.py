@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from awpo.events import Progress
+from evaluation.benchmarks import Part, PartResult
+from evaluation.generate import Generator
 from evaluation.items import ScoreRow
 from evaluation.statistics import weighted_mean, wilson
 
@@ -24,6 +27,23 @@ def take(items: Sequence[N], count: int | None, seed: int) -> list[N]:
     ranked = sorted(items, key=lambda item: hashlib.sha256(f"{seed}\0{item.id}".encode()).digest())
     chosen = {item.id for item in ranked[:count]}
     return [item for item in items if item.id in chosen]
+
+
+def sliced(
+    name: str,
+    known: Sequence[N],
+    count: int | None,
+    seed: int,
+    evaluate: Callable[[Generator, Sequence[N], Progress], PartResult],
+) -> Part:
+    """The part that evaluates what `take` takes of all its items; its rows say how many are "available"."""
+    chosen = take(known, count, seed)
+
+    def run(generator: Generator, progress: Progress) -> PartResult:
+        items, rows = evaluate(generator, chosen, progress)
+        return items, [row | {"available": len(known)} for row in rows]
+
+    return Part(name, len(chosen), run)
 
 
 def pooled(rows: Sequence[ScoreRow], due: Sequence[str], *, split: str) -> ScoreRow | None:

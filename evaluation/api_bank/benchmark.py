@@ -17,9 +17,9 @@ from evaluation.api_bank import dialogues, toolrl
 from evaluation.api_bank.data import DIALOGUES, FILES, SOURCE, TOOLRL, ApiBankItem, read_level
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Sampling
-from evaluation.golds import ReferenceAnswers
+from evaluation.golds import ReferenceAnswers, gold_verdicts
 from evaluation.items import Item, ScoreRow, make_item, score_rows
-from evaluation.slices import pooled, take
+from evaluation.slices import pooled, sliced
 
 NAME = "api_bank"
 COMPAT, STRICT = "toolrl-compat", "toolrl-strict"
@@ -59,19 +59,15 @@ class ApiBank:
         for prompts, level in FILES:
             items = read_level(prompts, level, data or config.benchmark_data)
             answers = ReferenceAnswers([reference_text(prompts, item) for item in items])
-            judged, _ = evaluate_level(answers, prompts, level, items, config, available=len(items))
-            for item in judged:
-                yield GoldVerdict(item.split, item.item_id, item.correct is True, item.detail)
+            yield from gold_verdicts(evaluate_level(answers, prompts, level, items, config)[0])
 
 
 def _part(prompts: str, level: int, config: EvaluationConfig) -> Part:
+    def evaluate(generator: Generator, items: Sequence[ApiBankItem], progress: Progress) -> PartResult:
+        return evaluate_level(generator, prompts, level, items, config, progress=progress)
+
     known = read_level(prompts, level, config.benchmark_data)
-    chosen = take(known, config.api_bank_items_per_level, config.seed)
-
-    def run(generator: Generator, progress: Progress) -> PartResult:
-        return evaluate_level(generator, prompts, level, chosen, config, available=len(known), progress=progress)
-
-    return Part(f"{NAME}/{prompts}/level-{level}", len(chosen), run)
+    return sliced(f"{NAME}/{prompts}/level-{level}", known, config.api_bank_items_per_level, config.seed, evaluate)
 
 
 def reference_text(prompts: str, item: ApiBankItem) -> str:
@@ -91,10 +87,9 @@ def evaluate_level(
     items: Sequence[ApiBankItem],
     config: EvaluationConfig,
     *,
-    available: int,
     progress: Progress = silent,
 ) -> PartResult:
-    """Answers and scores items of one level greedily; `available` is the number of items that the level has in all."""
+    """Answers and scores items of one level greedily."""
     start = time.monotonic()
     sampling = Sampling(max_tokens=config.max_completion_length, seed=config.seed)
     answers = generator.answer([item.question for item in items], sampling, progress=progress)
@@ -104,7 +99,7 @@ def evaluate_level(
     for protocol in _VERDICTS[prompts]:
         split = f"{protocol}/level-{level}"
         judged = [_item(protocol, split, item, answer) for item, (answer,) in zip(items, answers, strict=True)]
-        rows += score_rows(judged, protocol=PROTOCOLS[protocol], available=available, seconds=seconds)
+        rows += score_rows(judged, protocol=PROTOCOLS[protocol], seconds=seconds)
         found += judged
     return found, rows
 

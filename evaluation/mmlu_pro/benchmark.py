@@ -14,12 +14,12 @@ from awpo.config import EvaluationConfig
 from awpo.events import Progress, silent
 from evaluation.benchmarks import GoldVerdict, Part, PartResult
 from evaluation.generate import Generated, Generator, Question, Sampling
-from evaluation.golds import ReferenceAnswers
+from evaluation.golds import ReferenceAnswers, gold_verdicts
 from evaluation.items import NO_ROOM, Item, ScoreRow, make_item, score_rows
 from evaluation.mmlu_pro.data import CATEGORIES, Exemplar, MmluItem, names_of, read
 from evaluation.mmlu_pro.extraction import extract, random_credit
 from evaluation.mmlu_pro.prompt import fitting
-from evaluation.slices import pooled, take
+from evaluation.slices import pooled, sliced
 from evaluation.statistics import wilson
 
 NAME = "mmlu_pro"
@@ -61,18 +61,14 @@ class MmluPro:
         for name in CATEGORIES:
             items = known.questions[name]
             answers = ReferenceAnswers([f"The answer is ({item.answer})." for item in items])
-            judged, _ = evaluate_category(answers, items, known.exemplars[name], config, available=len(items))
-            for item in judged:
-                yield GoldVerdict(item.split, item.item_id, item.correct is True, item.detail)
+            yield from gold_verdicts(evaluate_category(answers, items, known.exemplars[name], config)[0])
 
 
 def _part(known: Sequence[MmluItem], exemplars: Sequence[Exemplar], config: EvaluationConfig) -> Part:
-    chosen = take(known, config.mmlu_pro_items_per_category, config.seed)
+    def evaluate(generator: Generator, items: Sequence[MmluItem], progress: Progress) -> PartResult:
+        return evaluate_category(generator, items, exemplars, config, progress=progress)
 
-    def run(generator: Generator, progress: Progress) -> PartResult:
-        return evaluate_category(generator, chosen, exemplars, config, available=len(known), progress=progress)
-
-    return Part(f"{NAME}/{known[0].category}", len(chosen), run)
+    return sliced(f"{NAME}/{known[0].category}", known, config.mmlu_pro_items_per_category, config.seed, evaluate)
 
 
 def evaluate_category(
@@ -81,10 +77,9 @@ def evaluate_category(
     exemplars: Sequence[Exemplar],
     config: EvaluationConfig,
     *,
-    available: int,
     progress: Progress = silent,
 ) -> PartResult:
-    """Answers and scores questions of one category greedily; `available` is the number that it has in all.
+    """Answers and scores questions of one category greedily.
 
     The row says how many prompts had fewer than five exemplars ("shortened"), and holds of each unparsed answer the
     number of options and the answer's index ("unparsed"), from which the official fallback is worked out.
@@ -105,7 +100,6 @@ def evaluate_category(
     rows = score_rows(
         found,
         protocol=PROTOCOL,
-        available=available,
         shortened=sum(count < len(exemplars) for _, count in prompts),
         unparsed=unparsed,
         unparsed_rate=len(unparsed) / max(1, sum(item.correct is not None for item in found)),

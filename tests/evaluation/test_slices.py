@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from awpo.events import Progress, silent
+from evaluation.benchmarks import PartResult
+from evaluation.generate import Generator
 from evaluation.items import GREEDY, Item, score_rows
-from evaluation.slices import pooled, take
+from evaluation.slices import pooled, sliced, take
 from evaluation.statistics import weighted_mean, wilson
 
 
@@ -48,6 +52,17 @@ def test_a_slice_is_part_of_a_larger_one_and_keeps_the_order() -> None:
     assert take(THINGS[::-1], 10, seed=3) == ten[::-1]
     assert take(THINGS, 10, seed=4) != ten
     assert take(THINGS, None, seed=3) == take(THINGS, 99, seed=3) == THINGS
+
+
+def test_a_part_evaluates_its_slice_and_says_of_how_many_items(answering: Callable[..., Any]) -> None:
+    def evaluate(generator: Generator, things: Sequence[Thing], progress: Progress) -> PartResult:
+        assert things == take(THINGS, 10, seed=3)
+        return [], [row("all", 1, len(things))]
+
+    part = sliced("made/all", THINGS, 10, 3, evaluate)
+    assert (part.name, part.size) == ("made/all", 10)
+    _, [found] = part.run(answering(lambda question, sample: ""), silent)
+    assert (found["items"], found["available"]) == (10, 50)
 
 
 def test_whole_parts_are_pooled_with_the_interval_of_one_proportion() -> None:

@@ -54,7 +54,7 @@ TEXTS = (
 
 
 def test_items_and_the_row_of_a_category(answering: Callable[..., Any]) -> None:
-    items, (row,) = evaluate_category(answering(said(*TEXTS)), ITEMS, EXEMPLARS, CONFIG, available=1101)
+    items, (row,) = evaluate_category(answering(said(*TEXTS)), ITEMS, EXEMPLARS, CONFIG)
     assert [item.error_type for item in items] == [
         "",
         "wrong_answer",
@@ -67,20 +67,20 @@ def test_items_and_the_row_of_a_category(answering: Callable[..., Any]) -> None:
     ]
     assert [item.correct for item in items] == [not item.error_type for item in items]
     assert items[1].detail == "C by the rule 'answer is'; B is right"
-    assert (row["accuracy"], row["items"], row["available"], row["shortened"]) == (0.5, 8, 1101, 0)
+    assert (row["accuracy"], row["items"], row["shortened"]) == (0.5, 8, 0)
     assert row["unparsed"] == [(4, 2), (4, 0), (4, 2)]
     assert row["unparsed_rate"] == 3 / 8
     assert "one user message" in row["protocol"]
 
 
 def test_an_answer_that_never_came_is_not_unparsed(answering: Callable[..., Any]) -> None:
-    items, rows = evaluate_category(answering(said(*TEXTS), "failed"), ITEMS, EXEMPLARS, CONFIG, available=8)
+    items, rows = evaluate_category(answering(said(*TEXTS), "failed"), ITEMS, EXEMPLARS, CONFIG)
     assert {(item.correct, item.error_type) for item in items} == {(None, REQUEST_FAILED)}
     assert rows == []
 
 
 def test_an_answer_cut_off_is_read_all_the_same(answering: Callable[..., Any]) -> None:
-    (item, *_), _ = evaluate_category(answering(said(*TEXTS), "length"), ITEMS, EXEMPLARS, CONFIG, available=8)
+    (item, *_), _ = evaluate_category(answering(said(*TEXTS), "length"), ITEMS, EXEMPLARS, CONFIG)
     assert (item.correct, item.finish) == (True, "length")
 
 
