@@ -16,7 +16,7 @@ from awpo.events import METRICS, Tail
 from evaluation.bfcl.averages import NON_LIVE_CALLS
 from tasks.evaluation import find_score, read_scores
 from tasks.stage_run import show_markdown, show_table
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile, TrackedRun, Tracking
 from tasks.training import read_summary
 
 if TYPE_CHECKING:
@@ -133,27 +133,30 @@ def _bfcl(scores: Iterable[dict[str, Any]]) -> float | None:
     return found[0] if found else None
 
 
+HEADLINES = (
+    "accuracy",
+    "accuracy_low",
+    "accuracy_high",
+    "reward",
+    "response_length",
+    "greedy",
+    "test_tools",
+    "bfcl_v3",
+)
+"""The numbers of a row that runs and models are ranked by in MLflow."""
+
+
 @task(name="compare", task_run_name="compare methods", cache_policy=NO_CACHE)
 def compare(subjects: list[Subject], summary: Path, tracking: Tracking) -> list[dict[str, Any]]:
     """Writes summary.json and returns its rows; the headline numbers also go to each method's run in MLflow."""
     rows = [asdict(method_row(subject)) for subject in subjects]
     write_atomically(summary, json.dumps({"methods": rows}, indent=2) + "\n")
-    client = tracking.client()
-    for row in rows:
-        if row["run_id"]:
-            names = (
-                "accuracy",
-                "accuracy_low",
-                "accuracy_high",
-                "reward",
-                "response_length",
-                "greedy",
-                "test_tools",
-                "bfcl_v3",
-            )
-            for name in names:
-                if row[name] is not None:
-                    client.log_metric(row["run_id"], f"held_out/{name}" if name != "bfcl_v3" else name, row[name])
+    for subject, row in zip(subjects, rows, strict=True):
+        file = RunFile.read(subject.trained)
+        if file and file.uri == tracking.uri:
+            named = {name if name.startswith("bfcl") else f"held_out/{name}": row[name] for name in HEADLINES}
+            found = {name: value for name, value in named.items() if value is not None}
+            TrackedRun(tracking, subject.trained, file).checkpoint_metrics(found)
     show_table("methods", [_shown(row) for row in rows], "Reward and held-out accuracy of each method")
     return rows
 

@@ -37,6 +37,7 @@ from tasks.log_stream import LogStream
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
 from tasks.slots import GPU, slots
+from tasks.system_metrics import system_metrics
 from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run
 
 ARTIFACT_SECONDS = 5.0
@@ -157,7 +158,12 @@ class StageRun:
                 return
         launch = launch or LaunchSettings()
         counts = {name: launch.processes if name == GPU else 1 for name in needs}
-        with self.slots(counts), MetricsRelay(self.run, self.work.folder) as relay, self._logs_kept() as stream:
+        with (
+            self.slots(counts),
+            MetricsRelay(self.run, self.work.folder) as relay,
+            self._logs_kept() as stream,
+            system_metrics(self.run),
+        ):
             run_worker(
                 module,
                 job,

@@ -33,6 +33,8 @@ from awpo.types import content_hash
 from tasks.layout import runs_root
 
 EXPERIMENT = "awpo"
+# What MLflow's pages go by: they open with runs and models instead of what agents are watched by.
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 MAX_PARAMETER = 6000  # characters; MLflow's limit
 PARAMETERS_PER_BATCH = 100
 METRICS_PER_BATCH = 1000
@@ -76,7 +78,8 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
             known = client.get_experiment_by_name(experiment)
             if known is None:
                 location = (runs_root() / "mlartifacts").as_uri() if local else None
-                return Tracking(uri, client.create_experiment(experiment, artifact_location=location))
+                made = client.create_experiment(experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
+                return Tracking(uri, made)
             if known.lifecycle_stage != "active":
                 client.restore_experiment(known.experiment_id)
             return Tracking(uri, known.experiment_id)
@@ -227,6 +230,16 @@ class TrackedRun:
             self.client.finalize_logged_model(model.model_id, "READY")
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step)])
         return str(model.model_id)
+
+    def checkpoint_metrics(self, values: Mapping[str, float]) -> None:
+        """Logs numbers of the run's newest checkpoint: on the run, and on its logged model, which is ranked by them."""
+        stamp = int(time.time() * 1000)
+        with store_lock:
+            outputs = self.client.get_run(self.run_id).outputs
+            models = outputs.model_outputs if outputs else []
+            newest = max(models, key=lambda model: model.step).model_id if models else None
+            rows = [Metric(metric_name(name), value, stamp, 0, model_id=newest) for name, value in values.items()]
+            self.client.log_batch(self.run_id, metrics=rows)
 
     def save(self) -> None:
         """Writes down what has been sent."""

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from awpo.artifacts import open_stage
 from awpo.errors import UserError
+from tasks.system_metrics import system_metrics
 from tasks.tracking import (
     RunFile,
     TrackedRun,
@@ -132,6 +134,46 @@ def test_checkpoints_are_models_by_path(tracking: Tracking, tmp_path: Path) -> N
     assert model.status == "READY"
     assert model.params["path"] == str(tmp_path / "s" / "checkpoint")
     assert client.get_run(run.run_id).outputs.model_outputs[0].model_id == model_id
+
+
+def test_models_are_ranked_by_the_numbers_of_their_checkpoint(tracking: Tracking, tmp_path: Path) -> None:
+    for name, accuracy in (("low", 0.2), ("high", 0.7), ("middle", 0.4)):
+        run = begin(tracking, tmp_path / name)
+        run.checkpoint(name, tmp_path / name / "checkpoint", {"model": name})
+        run.checkpoint_metrics({"held_out/accuracy": accuracy})
+        assert run.client.get_run(run.run_id).data.metrics == {"held_out/accuracy": accuracy}
+    ranked = tracking.client().search_logged_models(
+        [tracking.experiment_id], order_by=[{"field_name": "metrics.held_out/accuracy", "ascending": False}]
+    )
+    assert [model.name for model in ranked] == ["high", "middle", "low"]
+    without = begin(tracking, tmp_path / "without")
+    without.checkpoint_metrics({"held_out/accuracy": 0.1})  # a run that made no checkpoint
+    assert without.client.get_run(without.run_id).data.metrics == {"held_out/accuracy": 0.1}
+
+
+def test_system_metrics_of_a_retry_go_on_where_the_store_stands(
+    tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.system_metrics.EVERY_SECONDS", 0.1)
+    run = begin(tracking, tmp_path / "stage")
+    name, seen = "system/system_memory_usage_percentage", 0
+    for _ in range(2):
+        with system_metrics(run):
+            end = time.monotonic() + 60
+            while len(found := run.client.get_metric_history(run.run_id, name)) < seen + 2 and time.monotonic() < end:
+                time.sleep(0.1)
+        seen = len(found)
+    steps = [metric.step for metric in run.client.get_metric_history(run.run_id, name)]
+    assert len(steps) >= 4
+    assert steps == sorted(set(steps))
+    assert all(0 < metric.value <= 100 for metric in found)
+
+
+def test_system_metrics_without_a_store_end_nothing(tracking: Tracking, tmp_path: Path) -> None:
+    run = begin(tracking, tmp_path / "stage")
+    run.tracking = replace(tracking, uri="http://127.0.0.1:9")
+    with system_metrics(run):
+        pass
 
 
 def test_a_table_is_logged_once(tracking: Tracking, tmp_path: Path) -> None:
