@@ -105,7 +105,7 @@ def check_folder(folder: Path, benchmark: str, files: Sequence[str]) -> None:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; name one that holds {benchmark}'s files")
     if not any((folder / name).is_file() for name in files):
-        raise UserError(f"{folder} holds no file of {benchmark}; expected in it: {' or '.join(files)}")
+        raise UserError(f"{folder} holds none of the files that {benchmark} looks for there: {', '.join(files)}")
 
 
 def folders(setting: Path | None = None) -> Iterator[Path]:

@@ -39,7 +39,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "a folder without the benchmark's files": (
         ["check-golds", "--benchmark", "api_bank", "--data", "."],
-        ". holds no file of api_bank; expected in it: toolrl/api-bank-level-1-api_processed.json or",
+        ". holds none of the files that api_bank looks for there: toolrl/api-bank-level-1-api_processed.json, ",
     ),
     "no folder of the benchmark's files": (
         ["embedded-1m", "--benchmark", "mmlu_pro", "--data", "no", "--out", "o"],
