@@ -37,7 +37,8 @@ def converse_with_memory(
     *,
     progress: Progress = silent,
 ) -> tuple[list[Conversation], dict[str, int]]:
-    """The questions' conversations, and numbers about those in which the memories were filled.
+    """The questions' conversations, and numbers about those in which the memories were filled, generated tokens among
+    them: no item stands for these conversations.
 
     Where an answer in a scenario's conversations did not come, its questions have the ending "failed" without having
     been asked, since its memory is not what the model would have made it.
@@ -64,6 +65,7 @@ def converse_with_memory(
     numbers = {
         "memory_conversations": len(held),
         "memory_conversations_broken_off": sum(session.ending in ("no_room", "not_executed") for session in held),
+        "memory_tokens": sum(answer.tokens for session in held for turn in session.answers for answer in turn),
     }
     return found, numbers
 

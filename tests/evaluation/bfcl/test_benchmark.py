@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from awpo.config import EvaluationConfig
+from evaluation.bfcl.averages import MULTI_TURN
 from evaluation.bfcl.benchmark import BfclV3, BfclV4, evaluate_category, summary_rows, verdicts
 from evaluation.bfcl.data import read_category
 from evaluation.bfcl.golds import completion_text, reference_calls, reference_turns
@@ -261,11 +262,15 @@ def test_version_4_says_what_it_cannot_run_and_its_total_is_partial() -> None:
     }
     assert all(found[name]["accuracy"] is None for name in partial)
     assert found["Multi Turn Acc"]["accuracy"] == found["Live Acc"]["accuracy"] == pytest.approx(0.5)
-    one, several = (
-        BfclV4().parts(None, EvaluationConfig.read({"bfcl_turns": turns, "bfcl_items_per_category": 1}, "the test"))
-        for turns in ("one", "several")
-    )
-    assert (len(one[0]), len(one[1]), len(several[0]), len(several[1])) == (13, 0, 6, 3)
+
+
+@pytest.mark.usefixtures("v4")
+def test_version_4_of_several_turns_has_memory_and_web_search() -> None:
+    config = EvaluationConfig.read({"bfcl_turns": "several", "bfcl_items_per_category": 1}, "the test")
+    parts, cannot = BfclV4().parts(None, config)
+    several = [*MULTI_TURN, "memory_kv", "memory_rec_sum"]
+    assert [part.name for part in parts] == [f"bfcl_v4/{name}" for name in several]
+    assert len(cannot) == 3
 
 
 @pytest.mark.usefixtures("v4")

@@ -81,6 +81,9 @@ def test_what_was_kept_is_shown_in_the_next_conversation_and_in_questions(catego
     assert one.messages[1].content == QUESTION
     assert [(item.correct, item.error_type) for item in found] == [(True, ""), (False, "agentic:answer_not_found")]
     assert (row["memory_conversations"], row["memory_conversations_broken_off"]) == (len(sessions), 0)
+    turns = sum(len(session.turns) for session in sessions)
+    assert row["memory_tokens"] == turns + len(sessions)  # one an answer, the calls and what follows them
+    assert sum(item.response_tokens for item in found) == 4
     assert (row["accuracy"], row["items"], row["dialogues"], row["checker_failures"]) == (0.5, 2, 1, 0)
 
 

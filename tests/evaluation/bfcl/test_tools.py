@@ -106,15 +106,18 @@ utils, package = official("model_handler.utils"), official("utils")
 style, answer = official("constants.enums").ModelStyle.NOVITA_AI, {}
 for category in asked:
     answer[category] = []
-    for row in package.load_dataset_entry(category, include_prereq=False):
+    rows = package.load_dataset_entry(category, include_prereq=False)
+    for row in rows[:: 20 if "involved_classes" in rows[0] else 1]:
         held = [document for found in row.get("missed_function", {}).values() for document in found]
         answer[category].append(utils.convert_to_tool(row["function"] + held, utils.GORILLA_TO_OPENAPI, style))
 """
 
 
 def test_those_of_version_4_too_without_a_hint_in_documents_held_out(ask_v4: Callable[[str, Any], Any]) -> None:
+    """All of one turn; of several, where few classes' functions come again and again, every twentieth item's."""
     for category, theirs in ask_v4(OFFICIAL_V4, V4.categories).items():
         items = read_category(category, V4)
+        items = items[:: 20 if items[0].involved_classes else 1]
         assert len(items) == len(theirs)
         for item, listed in zip(items, theirs, strict=True):
             held = [document for found in item.held_out.values() for document in found]
