@@ -9,6 +9,7 @@ when its inputs change.)
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,12 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
     Raises UserError where the store cannot be reached.
     """
     uri = tracking_uri()
-    with store_lock:
+    with store_lock, ExitStack() as stack:
         try:
             local = uri.startswith("sqlite:")
             if local and (path := Path(uri.removeprefix("sqlite:///"))).name:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_alone(path))
             # Versions of registered models look their source up in the process's own store, not the client's.
             mlflow.set_tracking_uri(uri)
             client = MlflowClient(tracking_uri=uri)
@@ -88,6 +90,14 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
             raise UserError(
                 f"cannot open the MLflow store {uri} ({reason}); start its server, or unset MLFLOW_TRACKING_URI"
             ) from None
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Lets one process at a time open a store of SQLite: two that make its tables at once both fail."""
+    with open(store.with_name(f"{store.name}.lock"), "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass

@@ -46,6 +46,38 @@ def test_store_is_sqlite_under_the_runs_folder(tracking: Tracking, tmp_path: Pat
     assert artifact_location == (tmp_path / "runs" / "mlartifacts").as_uri()
 
 
+@pytest.mark.slow
+def test_a_store_that_two_processes_make_at_once_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWPO_RUNS", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    code = "import sys, tasks.tracking as t; print('ready', flush=True); sys.stdin.readline(); print(t.connect())"
+    root = Path(__file__).resolve().parents[2]
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=root,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for other in others:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+    said = []
+    for other in others:
+        assert other.stdin is not None
+        other.stdin.write("\n")
+        other.stdin.flush()
+    for other in others:
+        out, problem = other.communicate()
+        assert other.returncode == 0, problem
+        said.append(out)
+    assert said[0] == said[1]
+
+
 def test_an_unreachable_store_is_for_the_person_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
