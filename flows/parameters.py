@@ -21,6 +21,7 @@ from awpo.config import (
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.data.sources import FORMATS
 from awpo.errors import UserError
+from awpo.launch import DEFAULT, launch_presets, read_launch
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
 from awpo.settings import Settings, read_yaml
@@ -34,11 +35,16 @@ POLICY_METHODS = tuple(name for name, method in METHODS.items() if method.trains
 if TYPE_CHECKING:
     MethodName = str
     ModelName = str
+    LaunchName = str
     SourceFormat = str
 else:
     MethodName = Literal[POLICY_METHODS]
     ModelName = Literal[tuple(preset_names())]
+    LaunchName = Annotated[Literal[tuple(launch_presets())], Field(title="preset")]
     SourceFormat = Literal[("auto", *FORMATS)]
+
+LaunchFile = Annotated[str, Field(title="file")]
+"""A launch that is no preset."""
 
 Init = Literal["base", "sft"]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
@@ -107,6 +113,7 @@ class PipelineSettings(Settings):
     sft: SftSettings = Field(default_factory=SftSettings, description="Supervised fine-tuning")
     policy: PolicySettings = Field(default_factory=PolicySettings, description="Policy training")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="Evaluation")
+    launch: str = Field(DEFAULT, description="In how many processes is trained: a preset of infra/presets/launch")
 
     @model_validator(mode="before")
     @classmethod
@@ -126,11 +133,12 @@ class PipelineSettings(Settings):
         return methods
 
     def check(self) -> PipelineSettings:
-        """Raises UserError for a model, source or benchmark that is not there, before anything is begun.
+        """Raises UserError for a model, launch, source or benchmark that is not there, before anything is begun.
 
         Likewise for settings of policy training that one of the methods can't have.
         """
         resolve_model(self.model)
+        read_launch(self.launch)
         for method in self.methods:
             try:
                 self.policy.with_method(method, self.seed)

@@ -144,7 +144,7 @@ def make_start(
     sft = None
     if any(init_of(method, settings.init) == "sft" for method in settings.methods):
         config = settings.sft.with_seed(settings.seed)
-        sft = train_sft(base, choice.name, instances, cell.sft, config, tracking, threads)
+        sft = train_sft(base, choice.name, instances, cell.sft, config, tracking, threads, settings.launch)
     return Start(settings, choice.name, cell, instances, base, sft)
 
 
@@ -216,7 +216,7 @@ def _training(start: Start, subject: Subject, tracking: Tracking) -> tuple[Any, 
     checkpoint = start.checkpoint(subject.init)
     return (
         *(checkpoint, start.label, subject.init, start.instances, subject.trained, config),
-        *(tracking, THREADS_BESIDE),
+        *(tracking, THREADS_BESIDE, start.settings.launch),
     )
 
 

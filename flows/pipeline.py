@@ -13,7 +13,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, Seed, SourceFormat, read_pipeline
+from flows.parameters import (
+    Init,
+    LaunchFile,
+    LaunchName,
+    MethodName,
+    ModelName,
+    PipelineSettings,
+    Seed,
+    SourceFormat,
+    read_pipeline,
+)
 from flows.pieces import (
     AT_ONCE,
     conclude,
@@ -46,6 +56,7 @@ def pipeline(
     data: str | None = None,
     format: SourceFormat = "auto",
     out: str = "runs/pipeline",
+    launch: LaunchName | LaunchFile = DEMO.launch,
     policy: PolicySettings = DEMO.policy,
     sft: SftSettings = DEMO.sft,
     evaluation: EvaluationConfig = DEMO.evaluation,
@@ -64,6 +75,7 @@ def pipeline(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
+        launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
         policy: Policy training
         sft: Supervised fine-tuning
         evaluation: Benchmarks, splits and sampling
@@ -79,6 +91,7 @@ def pipeline(
         init=init,
         data=data,
         format=format,
+        launch=launch,
         policy=policy,
         sft=sft,
         evaluation=evaluation,

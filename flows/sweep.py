@@ -15,7 +15,17 @@ from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.errors import UserError
 from awpo.models import resolve_model
 from flows.cells import Cells
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, Seeds, SourceFormat, read_pipeline
+from flows.parameters import (
+    Init,
+    LaunchFile,
+    LaunchName,
+    MethodName,
+    ModelName,
+    PipelineSettings,
+    Seeds,
+    SourceFormat,
+    read_pipeline,
+)
 from flows.pieces import Settled, conclude, fit_evaluation, prepare_instances
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
@@ -37,6 +47,7 @@ def sweep(
     data: str | None = None,
     format: SourceFormat = "auto",
     out: str = "runs/sweep",
+    launch: LaunchName | LaunchFile = QUICK.launch,
     policy: PolicySettings = QUICK.policy,
     sft: SftSettings = QUICK.sft,
     evaluation: EvaluationConfig = QUICK.evaluation,
@@ -59,6 +70,7 @@ def sweep(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
+        launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
         policy: Policy training
         sft: Supervised fine-tuning
         evaluation: Benchmarks, splits and sampling
@@ -72,6 +84,7 @@ def sweep(
         init=init,
         data=data,
         format=format,
+        launch=launch,
         policy=policy,
         sft=sft,
         evaluation=evaluation,

@@ -13,7 +13,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
-from flows.parameters import Init, MethodName, ModelName, PipelineSettings, Seed, SourceFormat, read_pipeline
+from flows.parameters import (
+    Init,
+    LaunchFile,
+    LaunchName,
+    MethodName,
+    ModelName,
+    PipelineSettings,
+    Seed,
+    SourceFormat,
+    read_pipeline,
+)
 from flows.pieces import AT_ONCE
 from flows.pipeline import run_pipeline
 
@@ -34,6 +44,7 @@ def train(
     data: str | None = None,
     format: SourceFormat = "auto",
     out: str = "runs/train",
+    launch: LaunchName | LaunchFile = QUICK.launch,
     policy: PolicySettings = QUICK.policy,
     sft: SftSettings = QUICK.sft,
     evaluation: EvaluationConfig = QUICK.evaluation,
@@ -52,6 +63,7 @@ def train(
         data: Source file or folder of dialogues; empty for the embedded corpus
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
+        launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
         policy: Policy training
         sft: Supervised fine-tuning
         evaluation: Benchmarks, splits and sampling
@@ -67,6 +79,7 @@ def train(
         init=init,
         data=data,
         format=format,
+        launch=launch,
         policy=policy,
         sft=sft,
         evaluation=evaluation,

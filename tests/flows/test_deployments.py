@@ -105,7 +105,7 @@ def test_every_number_of_the_form_has_its_limits(name: str, monkeypatch: pytest.
 # What is a person's own word, and can be no list to choose from.
 FREE = {
     *("out", "data", "source", "instances", "checkpoint", "candidate", "cells"),  # paths; models:/NAME@ALIAS
-    *("model", "models[]"),  # a path, where it is no preset: those are listed beside
+    *("model", "models[]", "launch"),  # a path, where it is no preset: those are listed beside
     *("name", "alias"),  # names of the registry
     *("EndpointConfig.base_url", "EndpointConfig.model", "EndpointConfig.api_key_variable", "EndpointConfig.cache"),
     *("LengthConfig.tokenizer", "BenchmarkText.path", "BenchmarkText.fields[]", "EvaluationConfig.benchmark_data"),
