@@ -62,6 +62,8 @@ def pooled(rows: Sequence[ScoreRow], due: Sequence[str], *, split: str) -> Score
     row: ScoreRow = {"benchmark": parts[0]["benchmark"], "split": split, "mode": "greedy", "group": "average"}
     row |= {key: sum(part[key] for part in parts) for key in ("items", "dialogues", "available", "seconds")}
     row |= {"protocol": parts[0]["protocol"], "splits": list(due)}
+    if full := sum(part.get("no_room", 0) for part in parts):
+        row["no_room"] = full
     not_run = [name for name in due if name not in found]
     missing = {part["split"]: part["missing"] for part in parts if part.get("missing")}
     if not_run or missing:

@@ -73,6 +73,10 @@ def test_whole_parts_are_pooled_with_the_interval_of_one_proportion() -> None:
     assert total["response_tokens"] == pytest.approx((40 * 40 + 10 * 10) / 50)
     assert (total["splits"], total["protocol"], total["group"]) == (["a", "b"], "p", "average")
     assert "partial" not in total
+    assert "no_room" not in total
+    full = pooled([row("a", 1, 4, no_room=2), row("b", 1, 4, no_room=1)], ["a", "b"], split="both")
+    assert full is not None
+    assert full["no_room"] == 3
 
 
 def test_slices_count_by_the_size_of_their_parts() -> None:
