@@ -95,6 +95,9 @@ def train(
     seed: Seed = None,
     init: Annotated[str | None, typer.Option(help="Where policy training starts: sft or base.")] = None,
     format: Annotated[str | None, typer.Option(help="Format of the source; auto looks at its rows.")] = None,
+    launch: Annotated[
+        str | None, typer.Option(help="Processes that train: a preset, such as cpu-2, or a file.")
+    ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -102,7 +105,7 @@ def train(
     from flows.parameters import read_pipeline
     from flows.preflight import check_source
 
-    changes: dict[str, Any] = {"model": model, "seed": seed, "init": init, "format": format}
+    changes: dict[str, Any] = {"model": model, "seed": seed, "init": init, "format": format, "launch": launch}
     changes |= {"data": str(data) if data else None, "methods": tuple(method) if method else None}
     settings = _changed(read_pipeline(preset), changes, {}, settings_of_model=True)
     if settings.data:
