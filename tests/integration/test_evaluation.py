@@ -18,6 +18,9 @@ from awpo.embedded.model import build_model
 from awpo.errors import UserError
 from awpo.serving.vllm import vllm_python
 from evaluation.benchmarks import BENCHMARKS
+from evaluation.bfcl.averages import MULTI_TURN
+from evaluation.bfcl.package import find_package
+from evaluation.bfcl.versions import V4
 from evaluation.compare import read_run
 from evaluation.diff import find_flips
 from evaluation.items import GREEDY, read_items
@@ -27,6 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
 SHARED = Path(os.environ.get("AWPO_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 ITEMS = 3
+# The other version of BFCL has an environment of its own, and a test of its own below.
+USUAL = tuple(name for name in BENCHMARKS if name != V4.name)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +68,13 @@ def settings(*benchmarks: str, engine: str) -> EvaluationConfig:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data (AWPO_SHARED_DATA)")
 def test_every_benchmark_through_a_real_server(parts: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, instances = parts
-    manifest = evaluate(checkpoint, instances, tmp_path / "out", settings(*BENCHMARKS, engine="transformers"))
+    manifest = evaluate(checkpoint, instances, tmp_path / "out", settings(*USUAL, engine="transformers"))
     counts = manifest.counts
     assert (counts["missing"], counts["not_run"]) == (0, {})
     assert counts["generator"]["engine"] == "transformers"
     assert counts["generator"]["model"] == manifest.inputs["checkpoint"]
     items = read_items(tmp_path / "out" / "items.parquet")
-    assert {item.benchmark for item in items} == set(BENCHMARKS)
+    assert {item.benchmark for item in items} == set(USUAL)
     assert all(item.correct is not None and item.prompt_hash for item in items)
     assert all(item.prompt_tokens and item.seconds for item in items if item.finish != "no_room")
     assert any(item.finish != "no_room" for item in items if item.benchmark == "mmlu_pro")
@@ -81,6 +86,32 @@ def test_every_benchmark_through_a_real_server(parts: tuple[Path, Path], tmp_pat
     with_row = {(row["benchmark"], row["split"]) for row in rows}
     assert set(greedy) <= with_row
     assert read_manifest(tmp_path / "out") == manifest
+
+
+def has_bfcl_v4() -> bool:
+    try:
+        return find_package(V4).folder.is_dir()
+    except UserError:
+        return False
+
+
+@pytest.mark.skipif(not has_bfcl_v4(), reason="needs BFCL v4: make install-bfcl-v4, or AWPO_BFCL_V4_PYTHON")
+def test_bfcl_v4_through_a_real_server(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its categories of one turn: conversations and memories take an untrained model many minutes."""
+    checkpoint, _ = parts
+    config = settings(V4.name, engine="transformers").model_copy(
+        update={"bfcl_turns": "one", "bfcl_items_per_category": 1}
+    )
+    manifest = evaluate(checkpoint, None, tmp_path / "out", config)
+    assert (manifest.counts["missing"], manifest.counts["not_run"]) == (0, {})
+    items = read_items(tmp_path / "out" / "items.parquet")
+    assert [item.split for item in items] == list(V4.single_turn)
+    assert all(item.correct is not None and item.prompt_hash for item in items)
+    rows = {row["split"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
+    assert (rows["Overall Acc"]["accuracy"], rows["Overall Acc"]["partial"]) == (None, True)
+    assert rows["Overall Acc"]["not_run"] == [*MULTI_TURN, *V4.agentic]
+    assert rows["Live Acc"]["accuracy"] is not None
+    assert "bfcl-eval 2026.3.23" in rows["live_simple"]["protocol"]
 
 
 def has_vllm() -> bool:
