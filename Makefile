@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -27,10 +27,14 @@ demo: $(READY) ## Corpus, SFT, policy training by three methods, evaluation, rep
 	$(BIN)/awpo demo
 
 test: $(READY) ## The tests, two processes at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study and not browser" -n 2 --dist loadfile
 
 test-long: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
+
+test-browser: $(READY) ## Prefect's and MLflow's pages and the report in Chromium: minutes; pictures in .screenshots
+	@command -v chromium >/dev/null || { echo "error: no chromium; on Debian or Ubuntu: apt-get install chromium" >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics noticed by a test? About an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --output .mutation.jsonl

@@ -26,7 +26,7 @@ from tasks.comparison import Subject, compare, write_report
 from tasks.data import decompose, select, write_corpus, write_rationales
 from tasks.evaluation import evaluate, measure_pass_at_k
 from tasks.layout import Cell, Layout
-from tasks.links import link_report
+from tasks.links import link_comparison, link_report
 from tasks.model import build_model
 from tasks.progress import say
 from tasks.tracking import TrackedRun, Tracking
@@ -267,6 +267,7 @@ def conclude(
     write_report(settled.subjects, layout.report, [*notes, *missing])
     run.artifact(layout.report)
     link_report(run, layout.report.name)
+    link_comparison(run)
     run.artifact(layout.summary)
     several = len({(row["model"], row["seed"]) for row in rows}) > 1
     run.metrics(

@@ -52,4 +52,4 @@ def _opened(
     run = open_run(tracking, title, folder, content_hash(work), tags, begun=True)
     with ended_truly(run):
         link_run(run)
-        yield replace(tracking, parent_run_id=run.run_id), run
+        yield replace(tracking, parent_run_id=run.run_id, group=tracking.group or run.run_id), run

@@ -36,6 +36,8 @@ from tasks.layout import runs_root
 EXPERIMENT = "awpo"
 # What MLflow's pages go by: they open with runs and models instead of what agents are watched by.
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+GROUP = "awpo.group"
+"""Tag of a run with the id of the outermost run that it belongs to."""
 MAX_PARAMETER = 6000  # characters; MLflow's limit
 PARAMETERS_PER_BATCH = 100
 METRICS_PER_BATCH = 1000
@@ -47,11 +49,15 @@ store_lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are recorded; small and serialisable, handed from flows to tasks."""
+    """Where runs are recorded; small and serialisable, handed from flows to tasks.
+
+    `group` is the outermost run that all of it belongs to: a sweep's training runs are children of its cells.
+    """
 
     uri: str
     experiment_id: str
     parent_run_id: str | None = None
+    group: str | None = None
 
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri)
@@ -298,6 +304,8 @@ def open_run(
         run_tags = {**_code_tags(), **tags, "awpo.process": process_identity(), "awpo.folder": str(folder.absolute())}
         if tracking.parent_run_id:
             run_tags["mlflow.parentRunId"] = tracking.parent_run_id
+        if tracking.group:
+            run_tags[GROUP] = tracking.group
         client.log_batch(file.run_id, tags=[RunTag(key, value[:5000]) for key, value in run_tags.items()])
     return TrackedRun(tracking, folder, file)
 

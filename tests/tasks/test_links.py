@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qs
+
 import pytest
 
-from tasks.links import MLFLOW_URL, run_page
+from tasks.links import MLFLOW_URL, comparison_page, run_page
 from tasks.tracking import Tracking
 
 
@@ -20,6 +22,17 @@ def test_a_local_store_has_the_pages_that_are_served_of_it(monkeypatch: pytest.M
     assert page == "http://127.0.0.1:5000/#/experiments/3/runs/abc/artifacts/report.html"
     monkeypatch.delenv(MLFLOW_URL)
     assert run_page(tracking, "abc") is None
+
+
+def test_the_comparison_asks_for_the_policies_of_one_run_best_first() -> None:
+    page = comparison_page(Tracking("http://mlflow.example:5000", "3"), "abc")
+    assert page is not None
+    path, _, asked = page.partition("?")
+    assert path == "http://mlflow.example:5000/#/experiments/3/runs"
+    fields = parse_qs(asked)
+    assert fields["searchFilter"] == ["tags.`awpo.group` = 'abc' and params.stage = 'policy'"]
+    assert fields["orderByKey"] == ["metrics.`held_out/accuracy`"]
+    assert fields["orderByAsc"] == ["false"]
 
 
 def test_commands_and_tasks_speak_of_the_same_variable() -> None:
