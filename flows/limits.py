@@ -36,10 +36,14 @@ def ensure_limits() -> list[str]:
 
     made = []
     with get_client(sync_client=True) as client:
+        # Asked first: a server that is told of a limit twice writes a traceback into its log.
+        known = {limit.name for limit in client.read_global_concurrency_limits(limit=200)}
         for name, limit in ((GPU, gpu_slots()), (JUDGE_API, JUDGE_SLOTS)):
+            if name in known:
+                continue
             try:
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=limit))
-            except ObjectAlreadyExists:
+            except ObjectAlreadyExists:  # by another command, between the two requests
                 continue
             made.append(name)
     return made

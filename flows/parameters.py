@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     SourceFormat = str
 else:
     MethodName = Literal[POLICY_METHODS]
-    ModelName = Literal[tuple(preset_names())]
+    ModelName = Annotated[Literal[tuple(preset_names())], Field(title="preset")]
     LaunchName = Annotated[Literal[tuple(launch_presets())], Field(title="preset")]
     SourceFormat = Literal[("auto", *FORMATS)]
 
+ModelFolder = Annotated[str, Field(title="folder")]
+"""A model that is no preset; the form tells the two apart by these titles."""
 LaunchFile = Annotated[str, Field(title="file")]
 """A launch that is no preset."""
 
@@ -150,6 +152,19 @@ class PipelineSettings(Settings):
         if self.data is not None and not Path(self.data).exists():
             raise UserError(f"{self.data} does not exist; give the path of a source file or folder")
         return self
+
+    def fitted(self, left_as: PipelineSettings) -> PipelineSettings:
+        """These settings for a model that a form's defaults, `left_as`, are not made for.
+
+        The defaults suit the embedded models. For another one that has a preset, the sections that were left as they
+        are become those of its preset; what was changed stays as it is.
+        """
+        choice = resolve_model(self.model)
+        raw = self.model_dump()
+        for section, own in ({} if choice.kind == "embedded" else choice.settings or {}).items():
+            if getattr(self, section) == getattr(left_as, section):
+                raw[section] |= own
+        return type(self).read(raw, f"the preset of {self.model}")
 
     def parameters(self) -> dict[str, Any]:
         """The keyword arguments of the flow `pipeline`."""

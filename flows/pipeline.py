@@ -18,6 +18,7 @@ from flows.parameters import (
     LaunchFile,
     LaunchName,
     MethodName,
+    ModelFolder,
     ModelName,
     PipelineSettings,
     Seed,
@@ -49,7 +50,7 @@ DEMO_METHODS = list(DEMO.methods)
     validate_parameters=True,
 )
 def pipeline(
-    model: ModelName | str = DEMO.model,
+    model: ModelName | ModelFolder = DEMO.model,
     methods: list[MethodName] = DEMO_METHODS,
     seed: Seed = DEMO.seed,
     init: Init = DEMO.init,
@@ -76,9 +77,9 @@ def pipeline(
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
         launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
-        policy: Policy training
-        sft: Supervised fine-tuning
-        evaluation: Benchmarks, splits and sampling
+        policy: Policy training; left as it is, that of the model's preset, where it is no embedded model
+        sft: Supervised fine-tuning; likewise
+        evaluation: Benchmarks, splits and sampling; likewise
         rationales: Who writes the reference rationales
         decomposition: How dialogues become instances
         selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
@@ -99,8 +100,8 @@ def pipeline(
         decomposition=decomposition,
         selection=selection,
         corpus=corpus,
-    ).check()
-    return run_pipeline(settings, Path(out))
+    ).fitted(DEMO)
+    return run_pipeline(settings.check(), Path(out))
 
 
 def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from awpo.artifacts import input_identity
 from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig
-from flows.parameters import Init, MethodName, ModelName, Seeds, SourceFormat, StudySettings, read_study
+from flows.parameters import Init, MethodName, ModelFolder, ModelName, Seeds, SourceFormat, StudySettings, read_study
 from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
@@ -34,7 +34,7 @@ METHODS, JUDGES, SEEDS = list(QUICK.methods), list(QUICK.judges), list(QUICK.see
     validate_parameters=True,
 )
 def study(
-    model: ModelName | str = QUICK.model,
+    model: ModelName | ModelFolder = QUICK.model,
     methods: list[MethodName] = METHODS,
     judges: list[JudgeConfig] = JUDGES,
     seeds: Seeds = SEEDS,

@@ -20,6 +20,7 @@ from flows.parameters import (
     LaunchFile,
     LaunchName,
     MethodName,
+    ModelFolder,
     ModelName,
     PipelineSettings,
     Seeds,
@@ -40,7 +41,7 @@ SEEDS = [0, 1]
 
 @flow(name="sweep", flow_run_name="sweep · {out}", validate_parameters=True)
 def sweep(
-    models: list[ModelName | str] = MODELS,
+    models: list[ModelName | ModelFolder] = MODELS,
     methods: list[MethodName] = METHODS,
     seeds: Seeds = SEEDS,
     init: Init = "sft",
@@ -71,9 +72,9 @@ def sweep(
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
         launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
-        policy: Policy training
-        sft: Supervised fine-tuning
-        evaluation: Benchmarks, splits and sampling
+        policy: Policy training; left as it is, that of each model's preset, where it is no embedded model
+        sft: Supervised fine-tuning; likewise
+        evaluation: Benchmarks, splits and sampling; likewise
         rationales: Who writes the reference rationales
         decomposition: How dialogues become instances
         selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
@@ -114,7 +115,7 @@ def starts_of(common: PipelineSettings, models: list[str], seeds: list[int]) -> 
             raise UserError(f"models {named[name]!r} and {model!r} would both be called {name!r}; rename a folder")
         named[name] = model
     return [
-        common.model_copy(update={"model": model, "seed": seed}).check()
+        common.model_copy(update={"model": model, "seed": seed}).fitted(QUICK).check()
         for model in named.values()
         for seed in dict.fromkeys(seeds)
     ]

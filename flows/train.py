@@ -18,6 +18,7 @@ from flows.parameters import (
     LaunchFile,
     LaunchName,
     MethodName,
+    ModelFolder,
     ModelName,
     PipelineSettings,
     Seed,
@@ -37,7 +38,7 @@ QUICK = read_pipeline("quick")
     validate_parameters=True,
 )
 def train(
-    model: ModelName | str = QUICK.model,
+    model: ModelName | ModelFolder = QUICK.model,
     method: MethodName = "awpo",
     seed: Seed = 0,
     init: Init = "sft",
@@ -64,9 +65,9 @@ def train(
         format: Format of the source; auto looks at its rows
         out: Folder of the results, made where it is missing
         launch: Processes that train, on this machine: a preset's name, or the path of a YAML file (docs/training.md)
-        policy: Policy training
-        sft: Supervised fine-tuning
-        evaluation: Benchmarks, splits and sampling
+        policy: Policy training; left as it is, that of the model's preset, where it is no embedded model
+        sft: Supervised fine-tuning; likewise
+        evaluation: Benchmarks, splits and sampling; likewise
         rationales: Who writes the reference rationales
         decomposition: How dialogues become instances
         selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
@@ -87,8 +88,8 @@ def train(
         decomposition=decomposition,
         selection=selection,
         corpus=corpus,
-    ).check()
-    return run_pipeline(settings, Path(out), flow="train")
+    ).fitted(QUICK)
+    return run_pipeline(settings.check(), Path(out), flow="train")
 
 
 if __name__ == "__main__":

@@ -186,3 +186,19 @@ def test_a_call_that_says_another_method_below_is_refused() -> None:
         PipelineSettings(methods=("awpo",), policy=PolicyConfig(method="dapo"))
     policy = PipelineSettings(methods=("grpo",), policy=PolicyConfig(steps=8)).policy.with_method("grpo", 3)
     assert (policy.method, policy.seed, policy.steps) == ("grpo", 3, 8)
+
+
+def test_what_a_form_left_as_it_is_becomes_that_of_a_larger_model_s_preset() -> None:
+    quick = read_pipeline("quick")
+    large = quick.model_copy(update={"model": "qwen3-4b-instruct-2507"}).fitted(quick)
+    assert large.policy.learning_rate == 1e-6
+    assert large.policy.max_completion_length == 1024
+    assert large.sft.learning_rate < 1e-4 < quick.sft.learning_rate
+    assert large.evaluation.max_completion_length == 1024
+    mine = quick.policy.model_copy(update={"learning_rate": 5e-6})
+    changed = quick.model_copy(update={"model": "qwen3-4b-instruct-2507", "policy": mine}).fitted(quick)
+    assert changed.policy == mine, "what a person changed stays as it is"
+    assert changed.sft == large.sft
+    for model in ("embedded-1m", "embedded-3m"):
+        same = quick.model_copy(update={"model": model})
+        assert same.fitted(quick) == same
