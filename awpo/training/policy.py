@@ -92,6 +92,8 @@ class LogPolicyToFiles(TrainerCallback):
         if "tokens/update" in found:
             found["tokens/step"] = found.get("tokens/rollout", 0.0) + found["tokens/update"]
         if "loss" in found:
+            rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+            found["samples/total"] = state.global_step * rows
             self.log.metrics(state.global_step, found)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

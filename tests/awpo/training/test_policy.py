@@ -326,6 +326,8 @@ def test_tokens_are_counted_by_stage(tiny_model: Path, instances: Path, tmp_path
         assert rows[first]["tokens/rollout"] == rows[first]["tokens/update"] + rows[first + 1]["tokens/update"]
         assert rows[first]["tokens/step"] == rows[first]["tokens/rollout"] + rows[first]["tokens/update"]
         assert rows[first + 1]["tokens/step"] == rows[first + 1]["tokens/update"]
+    per_step = QUICK.prompts_per_rollout * QUICK.group_size // QUICK.steps_per_rollout
+    assert [row["samples/total"] for row in rows] == [per_step * (step + 1) for step in range(len(rows))]
     assert rows[2]["tokens/total"] == rows[0]["tokens/rollout"] + rows[2]["tokens/rollout"]
 
 
