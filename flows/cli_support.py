@@ -82,11 +82,22 @@ def flow_session(verbose: bool) -> Iterator[None]:
         if join_running_server() is None:
             typer.echo("starting Prefect ...", err=True)
             typer.echo(f"watch at {stack.enter_context(temporary_server()).removesuffix('/api')}", err=True)
-        from flows.limits import ensure_limits
-
-        ensure_limits()
+        _make_limits()
         stack.enter_context(progress_shown())
         yield
+
+
+def _make_limits() -> None:
+    """Makes the limits of what runs at once; a server that forbids it works without them."""
+    import httpx
+
+    from flows.limits import ensure_limits
+
+    try:
+        ensure_limits()
+    except httpx.HTTPStatusError as error:
+        reason = str(error).splitlines()[0]
+        typer.echo(f"no limits of what runs at once could be made ({reason}); see `awpo doctor`", err=True)
 
 
 def print_json(value: dict[str, Any]) -> None:

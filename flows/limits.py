@@ -29,7 +29,10 @@ def gpu_slots() -> int:
 
 
 def ensure_limits() -> list[str]:
-    """Makes the limits that the server lacks; returns their names. What a person set stays as it is."""
+    """Makes the limits that the server lacks; returns their names. What a person set stays as it is.
+
+    Raises httpx.HTTPStatusError where the server lets this person make none.
+    """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists
