@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def run_worker(
     on_output: Callable[[list[str]], None] | None = None,
     threads: int = 1,
     launch: LaunchSettings | None = None,
+    environment: Mapping[str, str] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> None:
     """Runs `module` on `job` and returns when it has succeeded.
@@ -59,7 +60,7 @@ def run_worker(
     `folder` is the worker's run folder; `on_event` is called in this thread with each row of its events, `on_output`
     with the lines that its first process has printed since; `launch` says in how many processes it works (one by
     default), `threads` is the number of OpenMP threads of each (two processes with two threads each on two cores are
-    10 to 50 times slower than with one each); `cancelled` is asked at every poll.
+    10 to 50 times slower than with one each); `environment` is added to theirs; `cancelled` is asked at every poll.
 
     Raises UserError when the worker says that the person can mend it, StageFailed on any other bad end, and
     InterruptedError when cancelled. Whatever is raised, all processes of the worker have ended by then.
@@ -92,7 +93,7 @@ def run_worker(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=launch.environment(threads),
+            env={**launch.environment(threads), **(environment or {})},
             start_new_session=True,
         )
     children: set[str] = set()

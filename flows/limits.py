@@ -5,10 +5,7 @@ from __future__ import annotations
 import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
 
 # isort: split
-import os
-import re
-from pathlib import Path
-
+from tasks.devices import visible_devices
 from tasks.slots import GPU, JUDGE_API
 
 # Two heavy processes of one thread each: what two cores can do.
@@ -18,14 +15,7 @@ JUDGE_SLOTS = 4
 
 def gpu_slots() -> int:
     """How many heavy processes run at once on this machine: one for each GPU, or `CPU_SLOTS` where there is none."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        # CUDA sees the devices up to the first that is none.
-        names = [name.strip() for name in told.split(",")]
-        seen = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
-        return seen or CPU_SLOTS
-    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return len(devices) or CPU_SLOTS
+    return len(visible_devices()) or CPU_SLOTS
 
 
 def ensure_limits() -> list[str]:

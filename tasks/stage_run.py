@@ -33,6 +33,7 @@ from awpo.launch import LaunchSettings
 from awpo.processes import run_worker
 from awpo.settings import Settings
 from tasks.cancellation import cancelled, check_cancelled
+from tasks.devices import own_devices
 from tasks.log_stream import LogStream
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
@@ -160,6 +161,7 @@ class StageRun:
         counts = {name: launch.processes if name == GPU else 1 for name in needs}
         with (
             self.slots(counts),
+            own_devices(counts.get(GPU, 0)) as devices,
             MetricsRelay(self.run, self.work.folder) as relay,
             self._logs_kept() as stream,
             system_metrics(self.run),
@@ -172,6 +174,7 @@ class StageRun:
                 on_output=stream.take,
                 threads=launch.threads_of_each(available_threads(), threads),
                 launch=launch,
+                environment=devices,
                 cancelled=cancelled,
             )
         if relay.problem:
