@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from awpo.errors import UserError
 from awpo.settings import Settings, read_yaml
 
-INFRA = Path(__file__).resolve().parents[1] / "infra"
+ROOT = Path(__file__).resolve().parents[1]
+INFRA = ROOT / "infra"
 LAUNCHES = INFRA / "presets" / "launch"
 ACCELERATE = INFRA / "accelerate"
 DEFAULT = "cpu"
@@ -105,6 +106,8 @@ class LaunchSettings(Settings):
         # Threads that wait by spinning take the core that the others need: with anything else running on two cores, a
         # step of 0.3 s took 4.7 s.
         found.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if self.interpreter and (ROOT / "pyproject.toml").exists():  # its environment need not have this project
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
         return found
 
     def threads_of_each(self, cores: int, asked: int) -> int:

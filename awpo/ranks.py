@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.processes import PARENT, end_with_parent
 
@@ -27,9 +28,22 @@ def torchrun(arguments: list[str]) -> None:
 
 
 def accelerate(arguments: list[str]) -> None:
+    """Raises UserError where the machine lacks what accelerate's config takes."""
+    import torch
+    from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.utils import DistributedType, is_deepspeed_available
 
-    launch_command(launch_command_parser().parse_args(arguments))
+    options = launch_command_parser().parse_args(arguments)
+    config, count = load_config_from_file(options.config_file), options.num_processes
+    if not config.use_cpu and torch.cuda.device_count() < count:
+        raise UserError(
+            f"the launch preset takes {count} GPU{'s' if count > 1 else ''}, and this machine has "
+            f"{torch.cuda.device_count()}; choose a preset of fewer processes, or cpu or cpu-2"
+        )
+    if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
+        raise UserError("the launch preset takes DeepSpeed, which is not there; run `make install-deepspeed`")
+    launch_command(options)
 
 
 LAUNCHERS: dict[str, Callable[[list[str]], None]] = {"torchrun": torchrun, "accelerate": accelerate}
@@ -48,6 +62,9 @@ def main() -> None:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         RunLog(Path(arguments[-1]).parent).event("ranks", codes=codes)
         sys.exit(1)
+    except UserError as error:
+        RunLog(Path(arguments[-1]).parent).event("error", kind="user", message=str(error))
+        sys.exit(2)
     except subprocess.CalledProcessError as error:  # accelerate's way with one process
         sys.exit(error.returncode if error.returncode > 0 else 128 - error.returncode)
     except SignalException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,16 +30,9 @@ def process_state() -> PartialState:
 def check_launch(launch: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the result depends on of how this run was started (`LaunchSettings.effect`).
 
-    `launch` says how it was meant to be started; None where nobody said. Raises UserError where the machine has fewer
-    GPUs than that takes, or other processes are here than were meant.
+    `launch` says how it was meant to be started; None where nobody said. Raises UserError where other processes are
+    here than were meant.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    on_gpus = bool(launch and launch.get("accelerate") and not launch["accelerate"].get("use_cpu"))
-    if on_gpus and torch.cuda.device_count() < here:
-        raise UserError(
-            f"the launch preset takes {here} GPU{'s' if here > 1 else ''} and this machine has "
-            f"{torch.cuda.device_count()}; choose one of fewer processes, or cpu or cpu-2"
-        )
     there = process_state().num_processes
     if launch is None:
         return {"processes": there} if there > 1 else {}

@@ -94,6 +94,14 @@ def test_another_python_and_a_config_of_ones_own(tmp_path: Path) -> None:
     assert command[command.index("--num_processes") + 1] == "4"
 
 
+def test_another_python_finds_this_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    root = str(LAUNCHES.parents[2])
+    found = LaunchSettings(interpreter=sys.executable).environment(1)["PYTHONPATH"].split(os.pathsep)
+    assert found == [root, str(tmp_path)]
+    assert LaunchSettings().environment(1)["PYTHONPATH"] == str(tmp_path)
+
+
 def test_threads_are_shared_out() -> None:
     one, two = LaunchSettings(), LaunchSettings(processes=2)
     assert [one.threads_of_each(16, asked) for asked in (1, 2)] == [1, 2]

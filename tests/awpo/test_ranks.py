@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from awpo.errors import UserError
-from awpo.launch import LaunchSettings
+from awpo.launch import LaunchSettings, read_launch
 from awpo.processes import StageFailed, run_worker
 from tests.awpo.test_processes import alive, wait_until
 
@@ -28,19 +28,19 @@ from awpo.events import RunLog
 from awpo.processes import rank, worker_main
 
 
-def others(folder, number):
-    while len(list(folder.glob("pid-*"))) < number:
+def others(folder):
+    while len(list(folder.glob("pid-*"))) < int(os.environ.get("WORLD_SIZE", 1)):
         time.sleep(0.05)
 
 
 def run(job):
     folder, me = Path(job["folder"]), rank()
-    print(f"rank {me} of {os.environ['WORLD_SIZE']} at {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+    print(f"rank {me} of {os.environ.get('WORLD_SIZE', 1)} at {os.environ['OMP_NUM_THREADS']} threads", flush=True)
     if me == 0:
         RunLog(folder).progress(1, 1, "steps")
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / f"pid-{me}").write_text(f"{os.getpid()} {child.pid}")
-    others(folder, 2)
+    others(folder)
     end = job["end"]
     if end == "well":
         child.kill()
@@ -51,6 +51,8 @@ def run(job):
     if me == 1 and end == "crash":
         raise RuntimeError("boom")
     if me == 1 and end == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "lone":
         os.kill(os.getpid(), signal.SIGKILL)
     if end == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -111,6 +113,25 @@ def test_the_end_of_one_is_told_and_ends_the_others(
     assert re.match(first, lines[0])
     assert lines[-1].startswith(last)
     assert all_gone(tmp_path)
+
+
+def test_accelerate_starts_the_worker_and_its_end_is_told(worker: str, tmp_path: Path) -> None:
+    """With the one process that it starts on a CPU; a preset with GPUs differs in its config alone."""
+    launch = LaunchSettings(accelerate="cpu")
+    run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, launch=launch)
+    assert "rank 0 of 1 at 1 threads" in (tmp_path / "log.txt").read_text()
+    with pytest.raises(StageFailed, match=r"^example_ranks was killed by SIGKILL, likely out of memory; see "):
+        run_worker(worker, {"folder": str(tmp_path), "end": "lone"}, tmp_path, launch=launch)
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_missing_gpus_are_told_before_a_process_is_started(
+    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=r"^the launch preset takes 8 GPUs, and this machine has 0; choose a preset of"):
+        run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, launch=read_launch("zero3-8"))
+    assert pids(tmp_path) == []
 
 
 @pytest.mark.slow
