@@ -6,10 +6,14 @@ Coordinates are pixels of a drawing of fixed size with the origin at its upper l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
 
 Point = tuple[float, float]
+Range = tuple[float, float, float]
+Row = TypeVar("Row", Point, Range)
 
 COLOURS = 8  # hues of the template; series beyond them repeat the hues with another dash
 MOST_POINTS = 300
@@ -23,10 +27,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series: SVG path data, its style by number, and what the pointer reads on it."""
+    """One series: SVG path data, its style by number, and what the pointer reads on it. `band`: empty, or an area."""
 
     name: str
     path: str
+    band: str
     colour: int
     dash: int
     last: str
@@ -106,7 +111,7 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
     return result
 
 
-def _thinned(points: list[Point]) -> list[Point]:
+def _thinned(points: list[Row]) -> list[Row]:
     if len(points) <= MOST_POINTS:
         return points
     stride = len(points) / (MOST_POINTS - 1)
@@ -118,16 +123,19 @@ def line_chart(
     unit: str,
     series: Sequence[tuple[str, int, Sequence[Point]]],
     *,
+    bands: Mapping[str, Sequence[Range]] = MappingProxyType({}),
     bounds: tuple[float, float] | None = None,
 ) -> LineChart | None:
     """Lines over steps; `series` holds (name, style number, points with finite values). None without a point.
 
-    `bounds` fixes the vertical axis, for shares.
+    `bands` has the area of a series, by its name, as (step, low, high); `bounds` fixes the vertical axis, for shares.
     """
     drawn = [(name, style, _thinned(list(points))) for name, style, points in series if points]
     if not drawn:
         return None
+    shown = {name: _thinned(list(bands[name])) for name, _, _ in drawn if name in bands}
     everything = [point for _, _, points in drawn for point in points]
+    everything += [(x, y) for band in shown.values() for x, *both in band for y in both]
     x_low, x_high = min(x for x, _ in everything), max(x for x, _ in everything)
     y_low, y_high = bounds or (min(y for _, y in everything), max(y for _, y in everything))
     if y_high - y_low <= 1e-9 * max(1.0, abs(y_high)):
@@ -150,7 +158,9 @@ def line_chart(
         path = "M" + "L".join(f"{x} {y}" for x, y in places)
         if len(places) == 1:
             path += "h0.1"  # a path of one point draws nothing, a round cap on a hair does
-        lines.append(Line(name, path, style % COLOURS, style // COLOURS % 3, number(points[-1][1]), places[-1]))
+        edge = [(x, high) for x, _, high in shown.get(name, [])] + [(x, low) for x, low, _ in shown.get(name, [])[::-1]]
+        band = "M" + "L".join(f"{x} {y}" for x, y in map(place, edge)) + "Z" if edge else ""
+        lines.append(Line(name, path, band, style % COLOURS, style // COLOURS % 3, number(points[-1][1]), places[-1]))
     x_values = nice_ticks(x_low, x_high)
     return LineChart(
         title=title,

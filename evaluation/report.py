@@ -37,9 +37,16 @@ CURVES: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("reward/total", "Reward, total", "what the method is trained on", None),
     ("reward/correct", "Reward, correctness", "mean over rollouts", None),
     ("reward/reasoning", "Reward, reasoning", "mean over rollouts", None),
-    ("gradient_norm", "Gradient norm", "before clipping", None),
-    ("response_length", "Response length", "tokens", None),
     ("gate/open_share", "Gate open", "share of groups", (0.0, 1.0)),
+    ("clip/radius_mean", "Clip radius", "mean over groups", None),
+    ("clip/clipped_share", "Clipped", "share of tokens", None),
+    ("difficulty/mean", "Difficulty weight", "mean over groups", None),
+    ("response_length", "Response length", "tokens", None),
+    ("response_cut_share", "Cut off by the limit", "share of rollouts", (0.0, 1.0)),
+    ("saturated_share", "Groups that are all right", "share", (0.0, 1.0)),
+    ("judge/failure_rate", "Judge failed", "share of judgements", (0.0, 1.0)),
+    ("entropy", "Entropy", "mean over tokens", None),
+    ("gradient_norm", "Gradient norm", "before clipping", None),
 )
 
 
@@ -103,21 +110,28 @@ def write_report(
 
 
 def _curves(runs: Sequence[RunSummary], styles: Mapping[Key, int], labels: Mapping[Key, str]) -> list[LineChart | str]:
-    """A chart per metric, or a line that says which was not logged. Runs that differ in seed alone are averaged."""
+    """A chart per metric, or a line that says which was not logged.
+
+    Runs that differ in seed alone are one line, their mean, within a band from the lowest to the highest of them.
+    """
     charts: list[LineChart | str] = []
     for name, heading, unit, bounds in CURVES:
         by_key: dict[Key, list[list[tuple[float, float]]]] = defaultdict(list)
         for run in runs:
             if points := metric_values(run.metrics, name):
                 by_key[key_of(run)].append(points)
-        series = []
+        series, bands = [], {}
         for key, found in by_key.items():
             steps: dict[float, list[float]] = defaultdict(list)
-            for step, value in (point for points in found for point in points):
-                steps[step].append(value)
-            mean = [(step, sum(values) / len(values)) for step, values in sorted(steps.items())]
-            series.append((labels[key], styles[key], smooth(mean, len(mean) // 20)))
-        charts.append(line_chart(heading, unit, series, bounds=bounds) or f"{heading}: logged by no run")
+            for points in found:
+                for step, value in smooth(points, len(points) // 20):
+                    steps[step].append(value)
+            in_order = sorted(steps.items())
+            series.append((labels[key], styles[key], [(step, sum(values) / len(values)) for step, values in in_order]))
+            if len(found) > 1:
+                bands[labels[key]] = [(step, min(values), max(values)) for step, values in in_order]
+        chart = line_chart(heading, unit, series, bands=bands, bounds=bounds)
+        charts.append(chart or f"{heading}: logged by no run")
     return charts
 
 

@@ -63,6 +63,20 @@ def test_long_lines_are_thinned_and_keep_their_end() -> None:
     assert chart.lines[0].end[0] == chart.right
 
 
+def test_a_band_surrounds_its_line_within_the_frame() -> None:
+    band = [(0, 0.0, 2.0), (10, 1.0, 9.0)]
+    chart = line_chart("t", "u", [("a", 0, [(0, 1.0), (10, 5.0)]), ("b", 1, [(0, 4.0)])], bands={"a": band})
+    assert chart is not None
+    first, second = chart.lines
+    assert second.band == ""
+    corners = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", first.band)]
+    (x0, high0), (x1, high1), (_, low1), (_, low0) = corners
+    assert (x0, x1) == (chart.left, chart.right)
+    places = [float(found) for found in re.findall(r"[\d.]+", first.path)]
+    assert chart.top <= high1 < places[3] < low1 <= chart.bottom
+    assert chart.top <= high0 < places[1] < low0 <= chart.bottom
+
+
 def test_intervals_surround_their_value_and_what_is_missing_has_no_place() -> None:
     chart = interval_chart("s", [("a", 0, (0.5, 0.4, 0.7)), ("b", 1, None)])
     first, second = chart.rows

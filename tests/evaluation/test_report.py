@@ -190,6 +190,15 @@ def test_seeds_of_one_method_are_averaged(tmp_path: Path) -> None:
     assert page.row("sft") == ["sft", "1", "50.0%"]
 
 
+def test_seeds_of_one_method_are_a_line_in_a_band(tmp_path: Path) -> None:
+    seeds = [replace(run(f"a{seed}", "awpo", metrics=metrics(3.0 * seed)), seed=seed) for seed in range(3)]
+    text, _ = report(tmp_path, run("g", "grpo", metrics=metrics(0)), *seeds)
+    total = text[text.index("Reward, total") : text.index("Reward, correctness")]
+    assert total.count("from the lowest to the highest seed") == 1, "one seed has no band"
+    assert total.count('class="area') == 1
+    assert total.count('class="k') == 2
+
+
 def make_evaluation(folder: Path, correct: int, items: int = 40, length: int = 8) -> Path:
     """A finished evaluation of which the first `correct` items are right."""
     rows = [
