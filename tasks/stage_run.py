@@ -74,11 +74,11 @@ class Work:
         return stage_fingerprint(self.stage, inputs, config)
 
     def settings(self) -> dict[str, Any]:
-        """The labels, and the config under the stage's name."""
+        """The labels, and the config under the stage's name; the method is a label and stands there alone."""
         config = self.config.model_dump(mode="json") if self.config else {}
-        return (
-            {**self.labels, "stage": self.stage, self.stage: config} if config else {**self.labels, "stage": self.stage}
-        )
+        if config.get("method") == self.labels.get("method"):
+            config.pop("method", None)
+        return {**self.labels, "stage": self.stage, **({self.stage: config} if config else {})}
 
 
 class StageRun:

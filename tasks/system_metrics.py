@@ -17,7 +17,8 @@ EVERY_SECONDS = 10.0
 class _Monitor(SystemMetricsMonitor):  # type: ignore[misc]
     """MLflow's own monitor, but for how it writes: as all else here, one writer at a time, into the run's store.
 
-    A retry counts on from the last step that the store has.
+    It begins with the stage's own first metrics, as MLflow's pages offer metrics in the order in which they came. A
+    retry counts on from the last step that the store has.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -27,17 +28,19 @@ class _Monitor(SystemMetricsMonitor):  # type: ignore[misc]
         self.run = run
 
     def publish_metrics(self, metrics: Mapping[str, Any]) -> None:
-        self.run.metrics(
-            {f"{self._metrics_prefix}{name}": value for name, value in metrics.items()}, self._logging_step
-        )
-        self._logging_step += 1
+        if self.run.file.sent:
+            named = {f"{self._metrics_prefix}{name}": value for name, value in metrics.items()}
+            self.run.metrics(named, self._logging_step)
+            self._logging_step += 1
         for monitor in self.monitors:
             monitor.clear_metrics()
 
 
 @contextmanager
 def system_metrics(run: TrackedRun) -> Iterator[None]:
-    """Logs system metrics every `EVERY_SECONDS` while the block runs; what the store misses is lost, and told nobody.
+    """Logs system metrics every `EVERY_SECONDS` while the block runs, once the stage has metrics of its own.
+
+    What the store misses is lost, and told nobody.
 
     The numbers are the machine's, not the worker's alone: other work beside it shows in them.
     """

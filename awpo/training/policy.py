@@ -94,7 +94,10 @@ class LogPolicyToFiles(TrainerCallback):
         if "loss" in found:
             rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             found["samples/total"] = state.global_step * rows
-            self.log.metrics(state.global_step, found)
+            # MLflow's pages offer the metric that came first: not the loss, which says little of a policy.
+            self.log.metrics(
+                state.global_step, dict(sorted(found.items(), key=lambda item: item[0] != "reward/outcome"))
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:

@@ -189,6 +189,10 @@ def test_system_metrics_of_a_retry_go_on_where_the_store_stands(
     monkeypatch.setattr("tasks.system_metrics.EVERY_SECONDS", 0.1)
     run = begin(tracking, tmp_path / "stage")
     name, seen = "system/system_memory_usage_percentage", 0
+    with system_metrics(run):
+        time.sleep(0.5)
+    assert run.client.get_run(run.run_id).data.metrics == {}, "the stage's own metrics come first"
+    run.file.sent = {"loss": 1}
     for _ in range(2):
         with system_metrics(run):
             end = time.monotonic() + 60
