@@ -80,6 +80,7 @@ class LogPolicyToFiles(TrainerCallback):
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
+        self._reward = ""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if not state.is_world_process_zero:
@@ -94,6 +95,8 @@ class LogPolicyToFiles(TrainerCallback):
         if "loss" in found:
             rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             found["samples/total"] = state.global_step * rows
+            if "reward/outcome" in found:
+                self._reward = f", reward {found['reward/outcome']:.2f}"
             # MLflow's pages offer the metric that came first: not the loss, which says little of a policy.
             self.log.metrics(
                 state.global_step, dict(sorted(found.items(), key=lambda item: item[0] != "reward/outcome"))
@@ -101,7 +104,7 @@ class LogPolicyToFiles(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            self.log.progress(state.global_step, state.max_steps, "steps")
+            self.log.progress(state.global_step, state.max_steps, f"steps{self._reward}")
 
 
 def prompt_rows(

@@ -8,13 +8,36 @@ import signal
 import socket
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+SMALL_TRAINING: dict[str, Any] = {
+    "method": "awpo",
+    "corpus": {"train_dialogues": 20, "validation_dialogues": 3, "test_dialogues": 3},
+    "sft": {"steps": 2, "batch_size": 4, "save_every": 2},
+    "policy": {
+        "steps": 2,
+        "prompts_per_rollout": 2,
+        "group_size": 2,
+        "steps_per_rollout": 2,
+        "micro_batch_size": 2,
+        "max_completion_length": 16,
+        "save_every": 2,
+    },
+    "evaluation": {
+        "benchmarks": ["held_out"],
+        "instances_per_split": 2,
+        "samples": 1,
+        "max_completion_length": 16,
+    },
+}
 
 
 def test_all_deployments_are_registered(serving: Any) -> None:
@@ -73,33 +96,12 @@ def test_a_run_is_started_from_its_form_and_watched(serving: Any, eyes: Any, tmp
     manifest = json.loads((tmp_path / "from-form" / "data" / "instances" / "manifest.json").read_text())
     assert manifest["dialogues"] == 7 + 24 + 2 * 2
     eyes.page.get_by_text("Artifacts", exact=True).first.click()
-    eyes.page.get_by_text("decompose-dialogues-jsonl").first.wait_for()
+    eyes.page.get_by_text("Run in MLflow").first.wait_for()
 
 
 def test_a_model_is_trained_by_the_worker(serving: Any, tmp_path: Path) -> None:
     out = tmp_path / "train"
-    run = serving.run(
-        "train/train",
-        out=str(out),
-        method="awpo",
-        corpus={"train_dialogues": 20, "validation_dialogues": 3, "test_dialogues": 3},
-        sft={"steps": 2, "batch_size": 4, "save_every": 2},
-        policy={
-            "steps": 2,
-            "prompts_per_rollout": 2,
-            "group_size": 2,
-            "steps_per_rollout": 2,
-            "micro_batch_size": 2,
-            "max_completion_length": 16,
-            "save_every": 2,
-        },
-        evaluation={
-            "benchmarks": ["held_out"],
-            "instances_per_split": 2,
-            "samples": 1,
-            "max_completion_length": 16,
-        },
-    )
+    run = serving.run("train/train", out=str(out), **SMALL_TRAINING)
     rows = json.loads((out / "summary.json").read_text())["methods"]
     assert [row["method"] for row in rows] == ["base", "sft", "awpo"]
     tasks = serving.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})
@@ -110,6 +112,59 @@ def test_a_model_is_trained_by_the_worker(serving: Any, tmp_path: Path) -> None:
     assert not without, "tasks without a table or markdown artifact"
     with urllib.request.urlopen(f"{serving.mlflow}/health", timeout=30) as response:
         assert response.status == 200
+
+
+def test_a_training_of_two_processes_is_cancelled_and_taken_up_again(serving: Any, tmp_path: Path) -> None:
+    """Cancel ends both ranks within 20 s (Prefect kills after 30); the next run goes on in the same MLflow run."""
+    out = tmp_path / "cancelled"
+    parameters = {
+        **SMALL_TRAINING,
+        "out": str(out),
+        "launch": "cpu-2",
+        "policy": {**SMALL_TRAINING["policy"], "steps": 60, "micro_batch_size": 1, "save_every": 2},
+    }
+    folder = out / "embedded-1m" / "seed-0" / "awpo"
+    [deployment] = serving.ask("deployments/filter", {"deployments": {"name": {"any_": ["train"]}}})
+    run = serving.ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 6, "training has begun")
+    at_work = training_processes(folder)
+    assert len(at_work) >= 2, "two ranks"
+    asked = time.monotonic()
+    serving.ask(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    wait_for(lambda: not training_processes(folder), "all processes are gone")
+    assert time.monotonic() - asked < 20 + 10  # the worker asks the server every few seconds
+    wait_for(lambda: serving.ask(f"flow_runs/{run['id']}")["state_type"] == "CANCELLED", "the state is true")
+    client = MlflowClient(serving.mlflow)
+    told = json.loads((folder.parent / ".awpo.mlflow.json").read_text())
+    wait_for(lambda: client.get_run(told["run_id"]).info.status == "KILLED", "MLflow's, too")
+    before = metrics.read_text().count("\n")
+    assert before < 60
+    again = serving.run("train/train", **parameters)
+    assert again["id"] != run["id"]
+    assert json.loads((folder.parent / ".awpo.mlflow.json").read_text())["run_id"] == told["run_id"]
+    assert client.get_run(told["run_id"]).info.status == "FINISHED"
+    steps = [metric.step for metric in client.get_metric_history(told["run_id"], "loss")]
+    assert steps == list(range(1, 61)), "each step once, none lost and none doubled"
+    logs = {item.path for item in client.list_artifacts(told["run_id"], "logs")}
+    assert {"logs/log.txt", "logs/log.rank-1.txt"} <= logs
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not seen within {seconds:g} s: {what}"
+        time.sleep(0.2)
+
+
+def training_processes(folder: Path) -> list[int]:
+    """Processes of this machine that work in `folder`, by their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_the_children_end_with_a_killed_parent(serving: Any) -> None:
