@@ -54,6 +54,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 """A share that is not 0."""
 Seeds = Annotated[list[Seed], Field(min_length=1)]
+MethodNames = Annotated[list[MethodName], Field(min_length=1)]
+Models = Annotated[list[ModelName | ModelFolder], Field(min_length=1)]
 
 
 def check_policy_method(name: str) -> str:

@@ -17,7 +17,7 @@ from flows.parameters import (
     Init,
     LaunchFile,
     LaunchName,
-    MethodName,
+    MethodNames,
     ModelFolder,
     ModelName,
     PipelineSettings,
@@ -51,7 +51,7 @@ DEMO_METHODS = list(DEMO.methods)
 )
 def pipeline(
     model: ModelName | ModelFolder = DEMO.model,
-    methods: list[MethodName] = DEMO_METHODS,
+    methods: MethodNames = DEMO_METHODS,
     seed: Seed = DEMO.seed,
     init: Init = DEMO.init,
     data: str | None = None,

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from awpo.artifacts import write_atomically
 from awpo.errors import UserError
@@ -106,6 +107,16 @@ def announced(api_url: str, mlflow_url: str | None = None) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def running_servers() -> dict[str, Any] | None:
+    """What a running `awpo serve` of this runs folder announced of itself; None where none answers."""
+    try:
+        announcement: dict[str, Any] = json.loads(_announcement().read_text("utf-8"))
+        url = str(announcement["prefect_api_url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return announcement if answers(f"{url}/health") else None
+
+
 def join_running_server() -> str | None:
     """Uses the server of a running `awpo serve` of the same runs folder, so that its UI shows this command's runs.
 
@@ -116,13 +127,10 @@ def join_running_server() -> str | None:
         if not listens(f"{told.rstrip('/')}/health"):
             raise UserError(f"no Prefect server answers at {told}; start it, or unset PREFECT_API_URL")
         return told
-    try:
-        announcement = json.loads(_announcement().read_text("utf-8"))
-        url = str(announcement["prefect_api_url"])
-    except (OSError, ValueError, KeyError, TypeError):
+    announcement = running_servers()
+    if announcement is None:
         return None
-    if not answers(f"{url}/health"):
-        return None
+    url = str(announcement["prefect_api_url"])
     os.environ["PREFECT_API_URL"] = url
     if pages := announcement.get("mlflow_url"):
         os.environ.setdefault(MLFLOW_URL, str(pages))

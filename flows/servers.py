@@ -25,6 +25,7 @@ from flows.prefect_server import (
     answers,
     port_is_free,
     prefect_command,
+    running_servers,
     server_environment,
 )
 from flows.registration import POOL, register
@@ -62,8 +63,13 @@ def tracking_store() -> str:
 def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Child]]:
     """Starts everything, yields what runs, and ends it in the right order: the worker before its server.
 
-    Raises UserError for a port in use, ServerFailed where something does not come up.
+    Raises UserError for a port in use or a runs folder that another `awpo serve` works on, ServerFailed where something does not come up.
     """
+    if told := running_servers():
+        raise UserError(
+            f"awpo serve runs already on {runs_root()}, at {told['prefect_api_url']}; use that one or end it, or set "
+            "AWPO_RUNS to another folder"
+        )
     require_port(addresses.prefect_port, "--prefect-port")
     local_store = not tracking_store().startswith("http")
     if local_store:

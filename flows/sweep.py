@@ -19,9 +19,8 @@ from flows.parameters import (
     Init,
     LaunchFile,
     LaunchName,
-    MethodName,
-    ModelFolder,
-    ModelName,
+    MethodNames,
+    Models,
     PipelineSettings,
     Seeds,
     SourceFormat,
@@ -41,8 +40,8 @@ SEEDS = [0, 1]
 
 @flow(name="sweep", flow_run_name="sweep · {out}", validate_parameters=True)
 def sweep(
-    models: list[ModelName | ModelFolder] = MODELS,
-    methods: list[MethodName] = METHODS,
+    models: Models = MODELS,
+    methods: MethodNames = METHODS,
     seeds: Seeds = SEEDS,
     init: Init = "sft",
     data: str | None = None,

@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
 
 from awpo.methods import METHODS
+from flows.prefect_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,6 +169,32 @@ def test_one_port_for_two_servers_is_said_before_any_starts(tmp_path: Path) -> N
     assert done.returncode == 2
     assert done.stderr.strip() == f"error: both servers were given port {port}; choose another with --mlflow-port PORT"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_serve_of_one_runs_folder_is_refused(tmp_path: Path) -> None:
+    """Two would share one Prefect database, and the end of the second would hide the first from all commands."""
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as first:
+        Thread(target=first.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{first.server_port}/api"
+        announcement = tmp_path / "runs" / "serve.json"
+        announcement.parent.mkdir()
+        announcement.write_text(json.dumps({"prefect_api_url": url}))
+        done = awpo("serve", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()), folder=tmp_path)
+        first.shutdown()
+    assert done.returncode == 2
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("error: awpo serve runs already on ")
+    assert url in line
+    assert json.loads(announcement.read_text()) == {"prefect_api_url": url}
 
 
 def test_too_little_disk_is_said_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ def test_the_entrypoint_loads_and_the_defaults_are_valid(name: str, monkeypatch:
     flow.validate_parameters({**flow_defaults(flow), **given})
 
 
+@pytest.mark.parametrize(("name", "field"), [("pipeline", "methods"), ("sweep", "methods"), ("sweep", "models")])
+def test_a_form_takes_no_empty_list(name: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(name, monkeypatch).parameters.properties[field]["minItems"] == 1
+
+
 def flow_defaults(flow: Flow[..., Any]) -> dict[str, Any]:
     """The defaults as the API hands them to a worker: JSON."""
     return {key: value["default"] for key, value in flow.parameters.properties.items() if "default" in value}
