@@ -15,6 +15,7 @@ from awpo.config import CorpusConfig, EndpointConfig, EvaluationConfig, Rational
 from evaluation.target import Target
 from flows.parameters import PipelineSettings, read_pipeline
 from flows.pieces import THREADS_ALONE, prepare_instances
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate as evaluate_checkpoint
 from tasks.evaluation import read_scores, score_metrics
@@ -46,6 +47,7 @@ def evaluate(
         endpoint: An endpoint that is evaluated in place of a checkpoint, which then is a name only
     """
     layout = Layout(Path(out))
+    check_out(layout.out)
     settings = {"checkpoint": checkpoint, "instances": instances, "evaluation": evaluation.model_dump(mode="json")}
     if endpoint:
         settings["endpoint"] = endpoint.model_dump(mode="json")

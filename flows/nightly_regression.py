@@ -22,6 +22,7 @@ from evaluation.nightly import MARGIN, Night
 from evaluation.nights import FLIPS, NIGHT, write_night
 from flows.parameters import PositiveShare
 from flows.pieces import THREADS_ALONE
+from flows.preflight import check_writable
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, read_scores
 from tasks.nightly import NAMED_FLIPS, broken_items, compare_night, emit_night, show_trend
@@ -83,6 +84,7 @@ def nightly_regression(
     if rival is not None and rival.version == version.version:
         log(f"models:/{name}@{candidate} is the champion itself: nothing to compare")
         rival = None
+    check_writable(Path(out))
     night = Path(out) / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
     settings: dict[str, Any] = {"champion": _uri(version), "candidate": _uri(rival) if rival else None}
     settings |= {"margin": margin, "evaluation": evaluation.model_dump(mode="json")}

@@ -35,6 +35,7 @@ from flows.pieces import (
     settle,
     submit_methods,
 )
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import parent_run
@@ -110,6 +111,7 @@ def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline
     Raises UserError for what a person must mend, WorkFailed where methods failed; the others are compared first.
     """
     layout = Layout(out)
+    check_out(out)
     with stops_its_tasks(), parent_run(flow, out, settings.model_dump(mode="json")) as (tracking, run):
         instances = prepare_instances(layout, settings, tracking)
         settings = fit_evaluation(settings, instances)

@@ -14,6 +14,7 @@ from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.parameters import SourceFormat, read_pipeline
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, select, write_corpus
 from tasks.layout import Layout
@@ -42,6 +43,7 @@ def prepare_data(
         corpus: The embedded corpus, where no source is given
     """
     layout = Layout(Path(out))
+    check_out(layout.out)
     settings = {
         "source": source,
         "format": format,

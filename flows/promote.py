@@ -20,6 +20,7 @@ from awpo.config import EvaluationConfig
 from awpo.errors import UserError
 from flows.parameters import Share
 from flows.pieces import THREADS_ALONE
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, find_score, read_scores
 from tasks.layout import checkpoint_of
@@ -100,6 +101,7 @@ def promote(
         smoke: What the smoke evaluation runs; the validation split, so that no test split decides
     """
     settings = {"candidate": candidate, "instances": instances, "smoke": smoke.model_dump(mode="json"), "name": name}
+    check_out(Path(out))
     with stops_its_tasks(), parent_run("promote", Path(out), settings) as (tracking, run):
         known = find_version(candidate, tracking) if candidate and candidate.startswith(SCHEME) else None
         chosen = _chosen(candidate, known, tracking)

@@ -27,6 +27,7 @@ from flows.parameters import (
     read_pipeline,
 )
 from flows.pieces import Settled, conclude, fit_evaluation, prepare_instances
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import parent_run
@@ -95,6 +96,7 @@ def sweep(
     )
     starts = starts_of(common, models, seeds)
     layout = Layout(Path(out))
+    check_out(layout.out)
     whole = {**common.model_dump(mode="json", exclude={"model", "seed"}), "models": models, "seeds": seeds}
     with stops_its_tasks(), parent_run("sweep", layout.out, whole) as (tracking, run):
         settled, rows = run_cells(starts, layout, tracking, run)

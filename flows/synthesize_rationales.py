@@ -13,6 +13,7 @@ from prefect import flow
 from awpo.artifacts import read_manifest
 from awpo.config import RationaleConfig
 from flows.parameters import read_pipeline
+from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, write_corpus, write_rationales
 from tasks.layout import Layout
@@ -35,6 +36,7 @@ def synthesize_rationales(
         rationales: Who writes the reference rationales
     """
     layout = Layout(Path(out))
+    check_out(layout.out)
     settings = {"instances": instances, "rationales": rationales.model_dump(mode="json")}
     with stops_its_tasks(), parent_run("synthesize-rationales", layout.out, settings) as (tracking, run):
         folder = Path(instances) if instances else layout.instances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,14 @@ def test_a_path_that_cannot_be_looked_at_is_one_line(tmp_path: Path) -> None:
     assert "cannot read source xxx" in done.stderr
     assert "File name too long; check the path" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["prepare_data", "synthesize_rationales", "evaluate", "pipeline", "train", "sweep"])
+def test_forms_are_as_careful_as_commands(name: str, tmp_path: Path) -> None:
+    """A run from the UI does not write into a folder of somebody else's, either."""
+    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    (tmp_path / "thesis.tex").write_text("mine")
+    given = {"checkpoint": "embedded-1m"} if name == "evaluate" else {}
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        flow.fn(out=str(tmp_path), **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
