@@ -121,6 +121,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
         foreign = out / "embedded-3m" / "seed-0" / "grpo"
         foreign.mkdir(parents=True)
         (foreign / "thesis.txt").write_text("mine")
+        (out / ".sweep.mlflow.json").write_text(
+            "{}"
+        )  # the folder itself is a sweep's, so that only the cell is refused
         given = {"models": SIZES, "methods": METHODS, "seeds": [0], "out": str(out), **TINY}
         state = sweep(**given, return_state=True)
         children = children_of(state.state_details.flow_run_id)
