@@ -16,7 +16,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from awpo.errors import UserError
-from awpo.settings import Settings, read_yaml
+from awpo.settings import Settings, preset_path, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 INFRA = ROOT / "infra"
@@ -122,11 +122,5 @@ def launch_presets() -> list[str]:
 
 def read_launch(name_or_path: str) -> LaunchSettings:
     """A preset by name, or a YAML file by path; UserError where there is none, or it is wrong."""
-    path = LAUNCHES / f"{name_or_path}.yaml" if name_or_path in launch_presets() else Path(name_or_path)
-    if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, launch_presets(), n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(launch_presets())}; or a YAML file's path"
-        )
-        raise UserError(f"no launch preset {name_or_path!r}; {hint}")
+    path = preset_path(LAUNCHES, name_or_path, "launch preset")
     return LaunchSettings.read(read_yaml(path), str(path))

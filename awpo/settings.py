@@ -144,3 +144,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of keys to values")
     return values
+
+
+def preset_path(folder: Path, name_or_path: str, what: str) -> Path:
+    """The file of a preset in `folder` by its name, or a YAML file by its path; UserError where there is neither.
+
+    `what` is what a preset is, for the message.
+    """
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name_or_path in known:
+        return folder / f"{name_or_path}.yaml"
+    if Path(name_or_path).is_file():
+        return Path(name_or_path)
+    near = difflib.get_close_matches(name_or_path, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(known)}; or a YAML file's path"
+    raise UserError(f"no {what} {name_or_path!r}; {hint}")

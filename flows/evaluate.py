@@ -21,13 +21,19 @@ from tasks.evaluation import evaluate as evaluate_checkpoint
 from tasks.evaluation import read_scores, score_metrics
 from tasks.layout import Layout, checkpoint_of
 from tasks.model import build_model
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 from tasks.registry import resolve_checkpoint
 
 QUICK = read_pipeline("quick")
 
 
-@flow(name="evaluate", flow_run_name="evaluate {checkpoint}", validate_parameters=True)
+@flow(
+    name="evaluate",
+    flow_run_name="evaluate {checkpoint}",
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
+    validate_parameters=True,
+)
 def evaluate(
     checkpoint: str = "embedded-1m",
     instances: str | None = None,

@@ -26,7 +26,7 @@ from flows.preflight import check_writable
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, read_scores
 from tasks.nightly import NAMED_FLIPS, broken_items, compare_night, emit_night, show_trend
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 from tasks.registry import (
     CANDIDATE,
     CHAMPION,
@@ -47,7 +47,7 @@ class Regression(RuntimeError):
     """The candidate is worse than the champion, or the champion than what was accepted for it."""
 
 
-@flow(name="nightly-regression", validate_parameters=True)
+@flow(name="nightly-regression", on_crashed=[close_runs], on_cancellation=[close_runs], validate_parameters=True)
 def nightly_regression(
     instances: str | None = None,
     margin: PositiveShare = MARGIN,

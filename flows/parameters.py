@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +23,7 @@ from awpo.errors import UserError
 from awpo.launch import DEFAULT, launch_presets, read_launch
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
-from awpo.settings import Settings, read_yaml
+from awpo.settings import Settings, preset_path, read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
 STUDY_PRESETS = PRESETS.with_name("studies")
@@ -70,7 +69,8 @@ def check_policy_method(name: str) -> str:
 def said_once(values: Any, methods: Sequence[str], seeds: Sequence[int]) -> Any:
     """The settings of a pipeline without the method and the seeds that files may also have under policy and sft.
 
-    `methods` and `seeds` are the defaults of what stands at the top; no `seeds`: one seed stands there. Raises ValueError where those contradict the ones at the top, which decide.
+    `methods` and `seeds` are the defaults of what stands at the top; no `seeds`: one seed stands there. Raises
+    ValueError where those contradict the ones at the top, which decide.
     """
     if not isinstance(values, dict):
         return values
@@ -180,13 +180,7 @@ def pipeline_presets() -> list[str]:
 
 def read_pipeline(name_or_path: str) -> PipelineSettings:
     """The settings of a preset by name, or of a YAML file by path; UserError where there is none, or it is wrong."""
-    path = PRESETS / f"{name_or_path}.yaml" if name_or_path in pipeline_presets() else Path(name_or_path)
-    if not path.exists():
-        near = difflib.get_close_matches(name_or_path, pipeline_presets(), n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(pipeline_presets())}; or a YAML file's path"
-        )
-        raise UserError(f"no pipeline {name_or_path!r}; {hint}")
+    path = preset_path(PRESETS, name_or_path, "pipeline")
     return PipelineSettings.read(read_yaml(path), str(path))
 
 
@@ -249,7 +243,5 @@ def study_presets() -> list[str]:
 
 def read_study(name_or_path: str) -> StudySettings:
     """The settings of a study preset by name, or of a YAML file by path; UserError where there is none."""
-    path = STUDY_PRESETS / f"{name_or_path}.yaml" if name_or_path in study_presets() else Path(name_or_path)
-    if not path.exists():
-        raise UserError(f"no study {name_or_path!r}; presets: {', '.join(study_presets())}; or a YAML file's path")
+    path = preset_path(STUDY_PRESETS, name_or_path, "study")
     return StudySettings.read(read_yaml(path), str(path))

@@ -38,7 +38,7 @@ from flows.pieces import (
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 
 DEMO = read_pipeline("demo")
 DEMO_METHODS = list(DEMO.methods)
@@ -48,6 +48,8 @@ DEMO_METHODS = list(DEMO.methods)
     name="pipeline",
     flow_run_name="pipeline {model} · seed {seed}",
     task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE),  # type: ignore[arg-type]
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
     validate_parameters=True,
 )
 def pipeline(

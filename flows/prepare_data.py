@@ -18,12 +18,18 @@ from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, select, write_corpus
 from tasks.layout import Layout
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 
 QUICK = read_pipeline("quick")
 
 
-@flow(name="prepare-data", flow_run_name="prepare data · {out}", validate_parameters=True)
+@flow(
+    name="prepare-data",
+    flow_run_name="prepare data · {out}",
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
+    validate_parameters=True,
+)
 def prepare_data(
     source: str | None = None,
     format: SourceFormat = "auto",

@@ -24,7 +24,7 @@ from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, find_score, read_scores
 from tasks.layout import checkpoint_of
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 from tasks.promotion import promoted
 from tasks.registry import (
     CHAMPION,
@@ -69,7 +69,13 @@ def _run_name() -> str:
     return f"promote {given.get('candidate') or 'the newest checkpoint'} to {given.get('alias')}"
 
 
-@flow(name="promote", flow_run_name=_run_name, validate_parameters=True)
+@flow(
+    name="promote",
+    flow_run_name=_run_name,
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
+    validate_parameters=True,
+)
 def promote(
     candidate: str | None = None,
     alias: str = CHAMPION,

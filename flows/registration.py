@@ -43,9 +43,8 @@ def run_prefect(arguments: list[str], environment: dict[str, str]) -> None:
 def register(environment: dict[str, str]) -> None:
     """Registers all of it with the server of PREFECT_API_URL in `environment`.
 
-    Raises ServerFailed where something is refused, UserError for an address that nobody can be told at.
-
-    In processes of its own: Prefect reads its settings once, and this process may have read others.
+    In processes of its own: Prefect reads its settings once, and this process may have read others. Raises
+    ServerFailed where something is refused, UserError for an address that nobody can be told at.
     """
     notify_url()
     run_prefect(["work-pool", "create", POOL, "--type", "process", "--overwrite"], environment)

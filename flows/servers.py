@@ -63,7 +63,8 @@ def tracking_store() -> str:
 def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Child]]:
     """Starts everything, yields what runs, and ends it in the right order: the worker before its server.
 
-    Raises UserError for a port in use or a runs folder that another `awpo serve` works on, ServerFailed where something does not come up.
+    Raises UserError for a port in use or a runs folder that another `awpo serve` works on, ServerFailed where something
+    does not come up.
     """
     if told := running_servers():
         raise UserError(

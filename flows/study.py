@@ -19,7 +19,7 @@ from flows.parameters import Init, MethodName, ModelFolder, ModelName, Seeds, So
 from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 from tasks.study import CellPlace, StudyCell, missing_cells, plan_cells, run_cell, sum_up
 from tasks.tracking import Tracking
 
@@ -31,6 +31,8 @@ METHODS, JUDGES, SEEDS = list(QUICK.methods), list(QUICK.judges), list(QUICK.see
     name="study",
     flow_run_name="study {model} · {out}",
     task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE),  # type: ignore[arg-type]
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
     validate_parameters=True,
 )
 def study(

@@ -30,7 +30,7 @@ from flows.pieces import Settled, conclude, fit_evaluation, prepare_instances
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 from tasks.tracking import TrackedRun, Tracking
 
 QUICK = read_pipeline("quick")
@@ -39,7 +39,13 @@ METHODS = ["grpo", "awpo"]
 SEEDS = [0, 1]
 
 
-@flow(name="sweep", flow_run_name="sweep · {out}", validate_parameters=True)
+@flow(
+    name="sweep",
+    flow_run_name="sweep · {out}",
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
+    validate_parameters=True,
+)
 def sweep(
     models: Models = MODELS,
     methods: MethodNames = METHODS,

@@ -17,12 +17,18 @@ from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.data import decompose, write_corpus, write_rationales
 from tasks.layout import Layout
-from tasks.parents import parent_run
+from tasks.parents import close_runs, parent_run
 
 QUICK = read_pipeline("quick")
 
 
-@flow(name="synthesize-rationales", flow_run_name="rationales · {out}", validate_parameters=True)
+@flow(
+    name="synthesize-rationales",
+    flow_run_name="rationales · {out}",
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
+    validate_parameters=True,
+)
 def synthesize_rationales(
     instances: str | None = None,
     out: str = "runs/data",

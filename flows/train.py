@@ -27,6 +27,7 @@ from flows.parameters import (
 )
 from flows.pieces import AT_ONCE
 from flows.pipeline import run_pipeline
+from tasks.parents import close_runs
 
 QUICK = read_pipeline("quick")
 
@@ -35,6 +36,8 @@ QUICK = read_pipeline("quick")
     name="train",
     flow_run_name="train {method} · {model} · seed {seed}",
     task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE),  # type: ignore[arg-type]
+    on_crashed=[close_runs],
+    on_cancellation=[close_runs],
     validate_parameters=True,
 )
 def train(

@@ -14,6 +14,11 @@ from tasks.stage_run import prefect_tags
 from tasks.tracking import TrackedRun, Tracking, close_abandoned_runs, connect, ended_truly, open_run
 
 
+def close_runs(flow: Any, flow_run: Any, state: Any) -> None:
+    """Hook of a flow whose process was killed, called by its worker: MLflow's runs of it end KILLED."""
+    close_abandoned_runs(connect())
+
+
 @contextmanager
 def parent_run(flow: str, out: Path, settings: Mapping[str, Any]) -> Iterator[tuple[Tracking, TrackedRun]]:
     """Opens the run of a flow over `out`: the same one where the same flow was run there with the same settings.

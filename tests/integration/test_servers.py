@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -148,6 +149,27 @@ def test_a_training_of_two_processes_is_cancelled_and_taken_up_again(serving: An
     assert steps == list(range(1, 61)), "each step once, none lost and none doubled"
     logs = {item.path for item in client.list_artifacts(told["run_id"], "logs")}
     assert {"logs/log.txt", "logs/log.rank-1.txt"} <= logs
+
+
+def test_a_run_whose_process_is_killed_leaves_the_truth_on_both_sides(serving: Any, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    folder = out / "embedded-1m" / "seed-0" / "awpo"
+    [deployment] = serving.ask("deployments/filter", {"deployments": {"name": {"any_": ["train"]}}})
+    parameters = {**SMALL_TRAINING, "out": str(out), "policy": {**SMALL_TRAINING["policy"], "steps": 200}}
+    run = serving.ask(f"deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, "training has begun")
+    told = [
+        json.loads(path.read_text())["run_id"]
+        for path in (folder.parent / ".awpo.mlflow.json", out / ".train.mlflow.json")
+    ]
+    client = MlflowClient(serving.mlflow)
+    assert [client.get_run(one).info.status for one in told] == ["RUNNING", "RUNNING"]
+    process = int(client.get_run(told[0]).data.tags["awpo.process"].split(":")[1])
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: serving.ask(f"flow_runs/{run['id']}")["state_type"] == "CRASHED", "Prefect knows")
+    wait_for(lambda: all(client.get_run(one).info.status == "KILLED" for one in told), "MLflow, too")
+    wait_for(lambda: not training_processes(folder), "nobody is left")
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
