@@ -11,7 +11,7 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,8 @@ ACCELERATE = INFRA / "accelerate"
 DEFAULT = "cpu"
 # How torchrun is asked to end the others once a process has failed; by itself it would wait 30 s.
 SHUTDOWN_SECONDS = 5
+# The device of DeepSpeed, and that torch sees no other.
+NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 # Keys of accelerate's config that say where processes are, and not what comes of their work.
 PLACES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "same_network")
 
@@ -40,6 +42,10 @@ class LaunchSettings(Settings):
     )
     interpreter: str | None = Field(
         None, min_length=1, description="Python that trains, of an environment of its own; none: the one that runs this"
+    )
+
+    device: Literal["auto", "cpu"] = Field(
+        "auto", description="auto: a GPU for each process where there are any; cpu: none is used, and gloo speaks"
     )
 
     @model_validator(mode="after")
@@ -106,6 +112,8 @@ class LaunchSettings(Settings):
         # Threads that wait by spinning take the core that the others need: with anything else running on two cores, a
         # step of 0.3 s took 4.7 s.
         found.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if self.device == "cpu":
+            found |= NO_GPU
         if self.interpreter and (ROOT / "pyproject.toml").exists():  # its environment need not have this project
             found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
         return found

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from awpo.errors import UserError
 from awpo.events import RunLog
+from awpo.extension import compile_extension
+from awpo.launch import NO_GPU
 from awpo.processes import PARENT, end_with_parent
 
 
@@ -36,13 +38,16 @@ def accelerate(arguments: list[str]) -> None:
 
     options = launch_command_parser().parse_args(arguments)
     config, count = load_config_from_file(options.config_file), options.num_processes
-    if not config.use_cpu and torch.cuda.device_count() < count:
+    on_cpus = config.use_cpu or os.environ.get("DS_ACCELERATOR") == NO_GPU["DS_ACCELERATOR"]
+    if not on_cpus and torch.cuda.device_count() < count:
         raise UserError(
             f"the launch preset takes {count} GPU{'s' if count > 1 else ''}, and this machine has "
             f"{torch.cuda.device_count()}; choose a preset of fewer processes, or cpu or cpu-2"
         )
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
         raise UserError("the launch preset takes DeepSpeed, which is not there; run `make install-deepspeed`")
+    if config.distributed_type == DistributedType.DEEPSPEED:
+        compile_extension(needed=on_cpus)
     launch_command(options)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
@@ -20,11 +19,7 @@ from awpo.artifacts import Stage, open_stage, write_atomically
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
 from awpo.training.identity import RESUME, WHOLE, TrainingIdentity, refuse_other_launch
-
-
-def process_state() -> PartialState:
-    """The processes of this run, one or those that torchrun started; on CPUs they speak through gloo."""
-    return PartialState(cpu=not torch.cuda.is_available())
+from awpo.training.sharding import process_state
 
 
 def check_launch(launch: Mapping[str, Any] | None) -> dict[str, Any]:

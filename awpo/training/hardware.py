@@ -8,6 +8,7 @@ import torch
 
 from awpo.config import TrainingConfig, divisors
 from awpo.errors import UserError
+from awpo.training.sharding import device_choice
 
 
 def uses_bfloat16(config: TrainingConfig) -> bool:
@@ -40,8 +41,8 @@ def device_arguments(config: TrainingConfig) -> dict[str, Any]:
     return {
         "bf16": uses_bfloat16(config),
         "gradient_checkpointing": recomputes_activations(config),
-        "use_cpu": not gpu,
         "dataloader_pin_memory": gpu,
+        **device_choice(),
     }
 
 

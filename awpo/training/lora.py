@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from awpo.config import AdapterConfig
 from awpo.errors import UserError
-from awpo.training.checkpoints import save_finished
+from awpo.training.checkpoints import load_policy, save_finished
+from awpo.training.sharding import apart_from_shards, gathered_state, in_shards
 
 ADAPTER = "adapter"
 
@@ -43,6 +46,31 @@ def check_layers(model: PreTrainedModel, adapter: AdapterConfig | None) -> None:
         raise UserError(
             f"lora.target_modules: the model has no linear layer {unknown[0]!r}; it has {', '.join(sorted(known))}"
         )
+
+
+@contextmanager
+def trained_model(
+    trainer: Any, location: str, adapter: AdapterConfig | None
+) -> Iterator[PreTrainedModel | PeftModel | None]:
+    """The trained model, whole, to be saved by `save_trained`; None but in the main process.
+
+    `trainer` has trained, from the model at `location`. All processes must ask. Where weights are in shards, they are
+    gathered into a model of the main process's own, of the type that they have.
+    """
+    accelerator = trainer.accelerator
+    if not in_shards(accelerator):
+        yield accelerator.unwrap_model(trainer.model) if accelerator.is_main_process else None
+        return
+    state = gathered_state(accelerator, trainer.model_wrapped)
+    with apart_from_shards():
+        if not accelerator.is_main_process:
+            yield None
+            return
+        model, _ = load_policy(location)
+        whole = get_peft_model(model, config) if (config := peft_config(adapter)) else model
+        whole.to(next(iter(state.values())).dtype)
+        whole.load_state_dict(state)
+        yield whole
 
 
 def save_trained(

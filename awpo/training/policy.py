@@ -37,15 +37,15 @@ from awpo.training.checkpoints import (
     leave_processes,
     load_policy,
     open_training,
-    process_state,
     step_of,
     where_to_resume,
 )
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
 from awpo.training.identity import GROWING, RESUME, policy_identity
-from awpo.training.lora import check_layers, peft_config, save_trained
+from awpo.training.lora import check_layers, peft_config, save_trained, trained_model
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
+from awpo.training.sharding import process_state, with_own_optimizer
 from awpo.types import Instance
 
 # TRL's names on the left, ours on the right; names that the trainer subclass reports pass as they are.
@@ -223,7 +223,7 @@ def train_policy(
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
-        arguments = trainer_arguments(config, method, out, processes.num_processes)
+        arguments = with_own_optimizer(trainer_arguments(config, method, out, processes.num_processes))
         check_positions(
             model,
             config.max_prompt_length + config.max_completion_length,
@@ -263,13 +263,14 @@ def train_policy(
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
-        if trainer.is_world_process_zero():
-            judge = {"judge": judge_identity(config.judge)} if method.needs_judge else {}
-            card = {"method": method.to_json(), **judge, "base": model, **stage.manifest.begun(), **summary}
-            save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
-            summary["seconds"] = round(stage.seconds, 1)
-            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
-            stage.finish(summary)
+        with trained_model(trainer, model, config.lora) as trained:
+            if trained is not None:
+                judge = {"judge": judge_identity(config.judge)} if method.needs_judge else {}
+                card = {"method": method.to_json(), **judge, "base": model, **stage.manifest.begun(), **summary}
+                save_trained(trained, tokenizer, out, card)
+                summary["seconds"] = round(stage.seconds, 1)
+                write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+                stage.finish(summary)
         return summary
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, gather, gather_object, send_to_device
+from accelerate.utils import gather, gather_object, send_to_device
 from trl import GRPOTrainer
 
 from awpo.advantages import estimate
@@ -35,6 +35,7 @@ from awpo.training.dynamic_sampling import replace_groups, teaching_groups, vary
 from awpo.training.rollout_buffer import EpochOrder, RolloutState
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
+from awpo.training.sharding import in_shards, whole_weights
 from awpo.types import Instance
 
 # Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
@@ -248,7 +249,7 @@ class PolicyTrainer(GRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
     ) -> Any:
         """TRL's (completion ids, log-probabilities or None); their scoring begins at once."""
-        if self.accelerator.device.type == "cpu" and not self.use_vllm and self._whole_model:
+        if self.accelerator.device.type == "cpu" and not self.use_vllm:
             completion_ids, logprobs = self._sample(prompt_ids), None
         else:
             completion_ids, logprobs = super()._generate_single_turn(
@@ -272,14 +273,14 @@ class PolicyTrainer(GRPOTrainer):
             Row(numbers.setdefault(tuple(ids), len(numbers)), ids, limit, uniform_numbers(f"{key}-{index}", limit))
             for index, ids in enumerate(prompt_ids, first)
         ]
-        model = self.accelerator.unwrap_model(self.model)
-        training = model.training
-        model.eval()
-        try:
-            for _ in Decoder(model, self.eos_token_ids).complete(rows, self.temperature, ROLLOUTS_AT_ONCE):
-                pass
-        finally:
-            model.train(training)
+        with whole_weights(self.accelerator, self.model_wrapped) as model:
+            training = model.training
+            model.eval()
+            try:
+                for _ in Decoder(model, self.eos_token_ids).complete(rows, self.temperature, ROLLOUTS_AT_ONCE):
+                    pass
+            finally:
+                model.train(training)
         return [row.output for row in rows]
 
     def _get_per_token_logps_and_entropies(
@@ -309,7 +310,7 @@ class PolicyTrainer(GRPOTrainer):
     def _whole_model(self) -> bool:
         """Whether this process has all weights at hand. Where they are shared out (ZeRO-3, FSDP), every process must
         make the same forward passes."""
-        return self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+        return not in_shards(self.accelerator)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         low, high = self.epsilon_low, self.epsilon_high

@@ -35,14 +35,14 @@ from awpo.training.checkpoints import (
     leave_processes,
     load_policy,
     open_training,
-    process_state,
     where_to_resume,
 )
 from awpo.training.demonstrations import wrong_decision
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
 from awpo.training.identity import RESUME, sft_identity
-from awpo.training.lora import check_layers, peft_config, save_trained
+from awpo.training.lora import check_layers, peft_config, save_trained, trained_model
 from awpo.training.sft_trainer import IGNORED, PadAroundTarget, TargetTrainer
+from awpo.training.sharding import process_state, with_own_optimizer
 from awpo.types import Instance
 
 
@@ -126,7 +126,7 @@ def train_sft(
         log = RunLog(out)
         if config.threads:
             torch.set_num_threads(config.threads)
-        arguments = trainer_arguments(config, out, processes.num_processes)
+        arguments = with_own_optimizer(trainer_arguments(config, out, processes.num_processes))
         check_positions(model, config.max_length, "sft.max_length")
         set_seed(config.seed)
         policy, tokenizer = load_policy(model, dtype_of_weights(config))
@@ -158,11 +158,12 @@ def train_sft(
             "too_long": dataset.too_long,
             "wrong_decisions": replaced,
         }
-        if trainer.is_world_process_zero():
-            card = {"method": "sft", "base": model, **stage.manifest.begun(), **summary}
-            save_trained(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
-            write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
-            stage.finish(summary)
+        with trained_model(trainer, model, config.lora) as trained:
+            if trained is not None:
+                card = {"method": "sft", "base": model, **stage.manifest.begun(), **summary}
+                save_trained(trained, tokenizer, out, card)
+                write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+                stage.finish(summary)
         return summary
 
 

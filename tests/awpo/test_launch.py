@@ -12,16 +12,36 @@ import yaml
 from awpo.errors import UserError
 from awpo.launch import ACCELERATE, DEFAULT, LAUNCHES, LaunchSettings, launch_presets, read_launch
 
-GPU_PRESETS = {"ddp-8": "MULTI_GPU", "zero2-8": "DEEPSPEED", "zero3-8": "DEEPSPEED", "fsdp2-8": "FSDP"}
+GPU_PRESETS = {
+    "ddp-8": "MULTI_GPU",
+    "zero2-8": "DEEPSPEED",
+    "zero3-8": "DEEPSPEED",
+    "zero3-offload-8": "DEEPSPEED",
+    "fsdp2-8": "FSDP",
+}
+TWINS = {"cpu-2-zero2": "zero2-8", "cpu-2-zero3": "zero3-8", "cpu-2-fsdp2": "fsdp2-8"}
 JOB = Path("run", "job.json")
 
 
 def test_the_presets() -> None:
-    assert set(launch_presets()) == {DEFAULT, "cpu-2", *GPU_PRESETS}
+    assert set(launch_presets()) == {DEFAULT, "cpu-2", *TWINS, *GPU_PRESETS}
     assert read_launch(DEFAULT) == LaunchSettings()
     for name in launch_presets():
         assert read_launch(name) == read_launch(str(LAUNCHES / f"{name}.yaml"))
-        assert set(yaml.safe_load((LAUNCHES / f"{name}.yaml").read_text())) <= {"processes", "accelerate"}
+        assert set(yaml.safe_load((LAUNCHES / f"{name}.yaml").read_text())) <= {"processes", "accelerate", "device"}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_preset_of_cpus_is_that_of_gpus_but_for_device_and_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    cpu, gpu = read_launch(name), read_launch(TWINS[name])
+    assert cpu == gpu.model_copy(update={"processes": 2, "device": "cpu"})
+    assert cpu.effect() == gpu.effect() | {"processes": 2}
+    environment = cpu.environment(1)
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["DS_ACCELERATOR"]) == ("", "cpu")
+    assert gpu.environment(1)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "DS_ACCELERATOR" not in gpu.environment(1)
 
 
 def test_one_process_is_started_as_it_is() -> None:
@@ -121,6 +141,7 @@ def test_threads_are_shared_out() -> None:
         ("{processes: 8, accelerate: ./none.yaml}", r"accelerate: no config './none.yaml'; known: cpu, ddp, "),
         ("{processes: 2, accelerate: cpu}", r"of CPUs \(use_cpu\), where accelerate starts one process and not 2; le"),
         ("interpreter: /no/python", r"interpreter: /no/python is no program; give the path of a Python"),
+        ("device: gpu", r"device: must be 'auto' or 'cpu', not 'gpu'"),
         ("- 2", r"must hold a mapping of keys to values"),
     ],
 )
@@ -136,5 +157,5 @@ def test_a_bad_preset_is_one_clear_line(values: str, told: str, tmp_path: Path) 
 def test_a_wrong_name_is_told_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no launch preset 'cpu2'; did you mean 'cpu-2'\?"):
         read_launch("cpu2")
-    with pytest.raises(UserError, match=r"no launch preset 'xyz'; presets: cpu, cpu-2, ddp-8, .*a YAML file's path"):
+    with pytest.raises(UserError, match=r"no launch preset 'xyz'; presets: cpu, cpu-2, cpu-2-fsdp2, .*a YAML file's path"):
         read_launch("xyz")

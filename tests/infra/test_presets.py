@@ -56,6 +56,7 @@ def test_one_preset_trains_adapters():
         ("ddp", "MULTI_GPU", 8),
         ("zero2", "DEEPSPEED", 8),
         ("zero3", "DEEPSPEED", 8),
+        ("zero3-offload", "DEEPSPEED", 8),
         ("fsdp2", "FSDP", 8),
     ],
 )
@@ -67,8 +68,8 @@ def test_an_accelerate_config_is_read(name, distributed, processes):
     assert config.num_processes == processes
     assert config.use_cpu == (name == "cpu")
     if name.startswith("zero"):
-        assert config.deepspeed_config["zero_stage"] == int(name[-1])
-    if name == "zero3":  # or a saved model is empty
+        assert config.deepspeed_config["zero_stage"] == int(name[4])
+    if name.startswith("zero3"):  # or a saved model is empty
         assert config.deepspeed_config["zero3_save_16bit_model"] is True
     if name == "fsdp2":
         assert config.fsdp_config["fsdp_version"] == 2
