@@ -20,10 +20,11 @@ from flows.cli_data import data_app
 from flows.cli_evaluate import evaluate_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
+from flows.cli_plan import plan
 from flows.cli_serve import serve_one_model
 from flows.cli_setup import doctor, setup
 from flows.cli_study import study
-from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, flow_session, print_json
+from flows.cli_support import Commands, Format, Json, Model, Out, Seed, Verbose, changed, flow_session, print_json
 
 app = typer.Typer(
     cls=Commands,
@@ -38,6 +39,7 @@ app.add_typer(evaluate_app, name="evaluate")
 app.command()(compare)
 app.command()(study)
 app.command()(methods)
+app.command()(plan)
 app.command()(doctor)
 app.command()(setup)
 
@@ -76,7 +78,7 @@ def run(
     # Fewer steps than a rollout batch is cut into are steps of larger parts.
     most = preset.policy.steps_per_rollout
     parts = next(n for n in range(min(steps or most, most), 0, -1) if most % n == 0)
-    settings = _changed(
+    settings = changed(
         preset,
         {"data": str(data), "format": format, "methods": (method,), "init": init, "model": model, "seed": seed},
         {"policy": {"steps": steps, "steps_per_rollout": parts}, "sft": {"steps": sft_steps}},
@@ -107,7 +109,7 @@ def train(
 
     changes: dict[str, Any] = {"model": model, "seed": seed, "init": init, "format": format, "launch": launch}
     changes |= {"data": str(data) if data else None, "methods": tuple(method) if method else None}
-    settings = _changed(read_pipeline(preset), changes, {}, settings_of_model=True)
+    settings = changed(read_pipeline(preset), changes, {}, settings_of_model=True)
     if settings.data:
         check_source(Path(settings.data), settings.format)
     _run_pipeline(settings, out, verbose, as_json)
@@ -130,11 +132,12 @@ def serve(
     if model is not None:
         serve_one_model(model, engine, served_name, host, model_port)
         return
-    from flows.servers import Addresses, served, tracking_store, wait_until_stopped
+    from flows.servers import Addresses, served, wait_until_stopped
+    from tasks.layout import tracking_uri, without_password
 
     addresses = Addresses(prefect_port, mlflow_port)
     with served(addresses, lambda text: typer.echo(text, err=True)) as children:
-        store = tracking_store()
+        store = without_password(tracking_uri())
         typer.echo(f"Prefect   {addresses.prefect}   (runs, deployments, their forms)")
         typer.echo(f"MLflow    {store if store.startswith('http') else addresses.mlflow}   (runs, metrics, comparison)")
         typer.echo(f"Commands  export PREFECT_API_URL={addresses.prefect}/api")
@@ -146,29 +149,6 @@ def serve(
         typer.echo("stopping the worker, then the servers ...", err=True)
     if ended is not None:
         raise typer.Exit(1)
-
-
-def _changed(
-    settings: Any, values: dict[str, Any], nested: dict[str, dict[str, Any]], *, settings_of_model: bool = False
-) -> Any:
-    """Settings with the options that were given; checked like the file they came from. Raises UserError.
-
-    With `settings_of_model`, another model than the preset's brings the settings that its own preset has.
-    """
-    from awpo.models import resolve_model
-    from flows.parameters import check_policy_method
-
-    for name in values.get("methods") or ():
-        check_policy_method(name)
-    raw = settings.model_dump()
-    model = values.get("model")
-    if settings_of_model and model and model != settings.model:
-        for section, own in (resolve_model(model).settings or {}).items():
-            raw[section] |= own
-    raw |= {key: value for key, value in values.items() if value is not None}
-    for section, changes in nested.items():
-        raw[section] |= {key: value for key, value in changes.items() if value is not None}
-    return type(settings).read(raw, "the options")
 
 
 def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> None:
@@ -187,9 +167,9 @@ def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> Non
     from rich.console import Console
 
     from flows.screen import last_screen
-    from tasks.tracking import tracking_uri
+    from tasks.layout import tracking_uri, without_password
 
-    last_screen(Console(), result, tracking_uri(), time.monotonic() - start)
+    last_screen(Console(), result, without_password(tracking_uri()), time.monotonic() - start)
 
 
 def _result_json(result: dict[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def check_store() -> Check:
         check_writable(runs_root())
         from tasks.tracking import connect
 
-        return Check("MLflow store", "ok", connect().uri)
+        return Check("MLflow store", "ok", connect().store)
     except UserError as error:
         return Check("MLflow store", "mend", str(error), "set AWPO_RUNS or MLFLOW_TRACKING_URI")
 

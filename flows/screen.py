@@ -118,4 +118,4 @@ def last_screen(console: Console, result: dict[str, Any], store: str, seconds: f
 
 def ui_command(store: str) -> str:
     """The command that opens the UIs on the store."""
-    return "awpo serve" if store.startswith("sqlite:") else f"the MLflow UI at {shlex.quote(store)}"
+    return f"the MLflow UI at {shlex.quote(store)}" if store.startswith("http") else "awpo serve"

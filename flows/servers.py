@@ -5,7 +5,6 @@ Loopback only. The servers and the worker run under `flows.guard` and end with t
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -29,7 +28,7 @@ from flows.prefect_server import (
     server_environment,
 )
 from flows.registration import POOL, register
-from tasks.layout import runs_root
+from tasks.layout import artifact_root, runs_root, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,6 @@ def require_port(port: int, option: str) -> None:
         raise UserError(f"port {port} is in use; stop what listens there, or choose another with {option} PORT")
 
 
-def tracking_store() -> str:
-    """The MLflow store that everything here uses; as `tasks.tracking.tracking_uri`, without importing MLflow."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_root() / 'mlflow.db'}"
-
-
 @contextmanager
 def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Child]]:
     """Starts everything, yields what runs, and ends it in the right order: the worker before its server.
@@ -72,7 +66,7 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
             "AWPO_RUNS to another folder"
         )
     require_port(addresses.prefect_port, "--prefect-port")
-    local_store = not tracking_store().startswith("http")
+    local_store = not tracking_uri().startswith("http")
     if local_store:
         if addresses.mlflow_port == addresses.prefect_port:
             raise UserError(
@@ -90,9 +84,7 @@ def served(addresses: Addresses, say: Callable[[str], None]) -> Iterator[list[Ch
         children = [server]
         if local_store:
             say("starting the MLflow UI ...")
-            # Its job runner, seven processes for features that are not used here, stays out.
-            without_jobs = {**environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-            mlflow = _start(stack, "mlflow", mlflow_command(addresses), without_jobs, logs)
+            mlflow = _start(stack, "mlflow", mlflow_command(addresses), mlflow_environment(environment), logs)
             mlflow.wait_for(lambda: answers(f"{addresses.mlflow}/health"))
             children.append(mlflow)
         say("registering the deployments of prefect.yaml ...")
@@ -110,13 +102,24 @@ def _start(stack: ExitStack, name: str, command: list[str], environment: dict[st
 
 
 def mlflow_command(addresses: Addresses) -> list[str]:
-    """MLflow's server on the store of the runs folder."""
+    """MLflow's server; which store it serves says its environment."""
     return [
         *(sys.executable, "-m", "mlflow", "server"),
-        *("--backend-store-uri", tracking_store()),
-        *("--default-artifact-root", (runs_root() / "mlartifacts").as_uri()),
         *("--host", HOST, "--port", str(addresses.mlflow_port), "--workers", "1"),
     ]
+
+
+def mlflow_environment(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of MLflow's server. The store stands in it and not among the arguments, which everybody on the
+    machine can read: the address of a database holds a password.
+    """
+    return {
+        **environment,
+        "MLFLOW_BACKEND_STORE_URI": tracking_uri(),
+        "MLFLOW_DEFAULT_ARTIFACT_ROOT": artifact_root(),
+        # Its job runner, seven processes for features that are not used here, stays out.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
 
 
 def wait_until_stopped(children: list[Child]) -> Child | None:

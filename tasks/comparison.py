@@ -153,7 +153,7 @@ def compare(subjects: list[Subject], summary: Path, tracking: Tracking) -> list[
     write_atomically(summary, json.dumps({"methods": rows}, indent=2) + "\n")
     for subject, row in zip(subjects, rows, strict=True):
         file = RunFile.read(subject.trained)
-        if file and file.uri == tracking.uri:
+        if file and file.uri == tracking.store:
             named = {name if name.startswith("bfcl") else f"held_out/{name}": row[name] for name in HEADLINES}
             found = {name: value for name, value in named.items() if value is not None}
             TrackedRun(tracking, subject.trained, file).checkpoint_metrics(found)

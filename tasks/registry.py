@@ -64,7 +64,7 @@ def find_version(uri: str, tracking: Tracking) -> Any:
         name, _, version = rest.partition("/")
         return client.get_model_version(name, version)
     except MlflowException:
-        raise UserError(f"the registry of {tracking.uri} has no {uri}; the flow `promote` makes a champion") from None
+        raise UserError(f"the registry of {tracking.store} has no {uri}; the flow `promote` makes a champion") from None
 
 
 def checked_checkpoint(version: Any) -> Path:

@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_an_endpoint_is_evaluated_and_what_failed_is_asked_for_by_the_same_call(place: Path) -> None:
     from flows.evaluate import evaluate
-    from tasks.tracking import tracking_uri
+    from tasks.layout import tracking_uri
 
     with FaultServer() as server:
         endpoint = EndpointConfig(base_url=server.url, model="lab/closed", attempts=1)
