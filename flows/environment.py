@@ -20,6 +20,10 @@ DEFAULTS = {
     # Heartbeats let the server see that a run's process was killed; see `flows.automations`.
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
+    # A server whose database starts again answers 500 meanwhile, which ends a flow unless it is asked again. 2, 4, ...,
+    # 64 s make two minutes, what a managed database takes to fail over; tasks.patience does the same for MLflow.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+    "PREFECT_CLIENT_MAX_RETRIES": "6",
     # A server that keeps leases in memory forgets them when it ends, and the slots they held never come back.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     # A tracking server that is away must not stop training for minutes: what was not sent is sent later.

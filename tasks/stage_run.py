@@ -8,11 +8,12 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from httpx import HTTPError
 from mlflow.exceptions import MlflowException
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -104,12 +105,13 @@ class StageRun:
         if total and now - self._artifact_at >= ARTIFACT_SECONDS and TaskRunContext.get():
             self._artifact_at = now
             percent = min(100.0, 100.0 * done / total)
-            if self._artifact is None:
-                self._artifact = create_progress_artifact(percent, description=f"{self.work.title}: {what}")
-            else:
-                update_progress_artifact(
-                    self._artifact, percent, description=f"{self.work.title}: {done}/{total} {what}"
-                )
+            with suppress(HTTPError):  # a server that is away must not end the work that it would show
+                if self._artifact is None:
+                    self._artifact = create_progress_artifact(percent, description=f"{self.work.title}: {what}")
+                else:
+                    update_progress_artifact(
+                        self._artifact, percent, description=f"{self.work.title}: {done}/{total} {what}"
+                    )
 
     def warn(self, message: str) -> None:
         """A warning of the stage: on the reporter's line and in Prefect's log."""

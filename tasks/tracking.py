@@ -31,7 +31,8 @@ from awpo.artifacts import IN_PROGRESS, MANIFEST, code_version, input_identity, 
 from awpo.errors import UserError
 from awpo.processes import is_gone, process_identity
 from awpo.types import content_hash
-from tasks.layout import runs_root
+from tasks.layout import artifact_root, tracking_uri, without_password
+from tasks.patience import patient
 
 EXPERIMENT = "awpo"
 # What MLflow's pages go by: they open with runs and models instead of what agents are watched by.
@@ -60,12 +61,13 @@ class Tracking:
     group: str | None = None
 
     def client(self) -> MlflowClient:
-        return MlflowClient(tracking_uri=self.uri)
+        """A client that waits for a store that is away for a while."""
+        return patient(MlflowClient(tracking_uri=self.uri))
 
-
-def tracking_uri() -> str:
-    """`MLFLOW_TRACKING_URI`, or the SQLite store under the runs folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_root() / 'mlflow.db'}"
+    @property
+    def store(self) -> str:
+        """The store's address without its password."""
+        return without_password(self.uri)
 
 
 def connect(experiment: str = EXPERIMENT) -> Tracking:
@@ -85,7 +87,7 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
             client = MlflowClient(tracking_uri=uri)
             known = client.get_experiment_by_name(experiment)
             if known is None:
-                location = (runs_root() / "mlartifacts").as_uri() if local else None
+                location = None if uri.startswith("http") else artifact_root()
                 made = client.create_experiment(experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
                 return Tracking(uri, made)
             if known.lifecycle_stage != "active":
@@ -94,7 +96,13 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
         except (MlflowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
-                f"cannot open the MLflow store {uri} ({reason}); start its server, or unset MLFLOW_TRACKING_URI"
+                f"cannot open the MLflow store {without_password(uri)} ({reason}); start its server, or unset "
+                "MLFLOW_TRACKING_URI"
+            ) from None
+        except ImportError as error:
+            raise UserError(
+                f"the MLflow store {without_password(uri)} needs the package {error.name}; make install, or "
+                "pip install 'awpo[cluster]'"
             ) from None
 
 
@@ -108,7 +116,7 @@ def _alone(store: Path) -> Iterator[None]:
 
 @dataclass
 class RunFile:
-    """`.NAME.mlflow.json`: which run tells of a folder, for which work, and what has been sent.
+    """`.NAME.mlflow.json`: which run of which store tells of a folder, for which work, and what has been sent.
 
     `sent` is the last step sent per metric: after a resume the trainer writes some steps again, and they stand already.
     """
@@ -294,12 +302,12 @@ def open_run(
         begun = (folder / MANIFEST).exists() or (folder / IN_PROGRESS).exists()
     with store_lock:
         client = tracking.client()
-        if file and begun and file.work == work and file.uri == tracking.uri and _stands(client, file.run_id):
+        if file and begun and file.work == work and file.uri == tracking.store and _stands(client, file.run_id):
             if not file.complete:
                 client.update_run(file.run_id, status="RUNNING")
         else:
             run = client.create_run(tracking.experiment_id, run_name=name)
-            file = RunFile(tracking.uri, run.info.run_id, work)
+            file = RunFile(tracking.store, run.info.run_id, work)
             file.write(folder)
         run_tags = {**_code_tags(), **tags, "awpo.process": process_identity(), "awpo.folder": str(folder.absolute())}
         if tracking.parent_run_id:
