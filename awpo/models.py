@@ -16,7 +16,8 @@ PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "models"
 @dataclass(frozen=True)
 class ModelChoice:
     """A model by name: `embedded` and `smollm2` ones are built on this machine, `hub` ones are loaded by id and
-    revision, a `folder` is a checkpoint in the Hugging Face layout."""
+    revision, a `folder` is a checkpoint in the Hugging Face layout. `launch` is the launch preset that its preset asks
+    for, where it does."""
 
     name: str
     kind: Literal["embedded", "smollm2", "hub", "folder"]
@@ -24,6 +25,7 @@ class ModelChoice:
     revision: str | None = None
     thinking: bool = True
     settings: dict[str, Any] | None = None
+    launch: str | None = None
 
     @property
     def address(self) -> str:
@@ -48,6 +50,7 @@ def resolve_model(name: str) -> ModelChoice:
             revision=values.get("revision"),
             thinking=values.get("thinking", True),
             settings={key: values[key] for key in ("sft", "policy", "evaluation") if key in values},
+            launch=values.get("launch"),
         )
     folder = Path(name)
     if (folder / "config.json").exists():

@@ -100,5 +100,30 @@ def _make_limits() -> None:
         typer.echo(f"no limits of what runs at once could be made ({reason}); see `awpo doctor`", err=True)
 
 
+def changed(
+    settings: Any, values: dict[str, Any], nested: dict[str, dict[str, Any]], *, settings_of_model: bool = False
+) -> Any:
+    """Settings with the options that were given; checked like the file they came from. Raises UserError.
+
+    With `settings_of_model`, another model than the preset's brings the settings and the launch of its own preset.
+    """
+    from awpo.models import resolve_model
+    from flows.parameters import check_policy_method
+
+    for name in values.get("methods") or ():
+        check_policy_method(name)
+    raw = settings.model_dump()
+    model = values.get("model")
+    if settings_of_model and model and model != settings.model:
+        choice = resolve_model(model)
+        for section, own in (choice.settings or {}).items():
+            raw[section] |= own
+        raw["launch"] = choice.launch or raw["launch"]
+    raw |= {key: value for key, value in values.items() if value is not None}
+    for section, changes in nested.items():
+        raw[section] |= {key: value for key, value in changes.items() if value is not None}
+    return type(settings).read(raw, "the options")
+
+
 def print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, default=str))

@@ -158,14 +158,16 @@ class PipelineSettings(Settings):
     def fitted(self, left_as: PipelineSettings) -> PipelineSettings:
         """These settings for a model that a form's defaults, `left_as`, are not made for.
 
-        The defaults suit the embedded models. For another one that has a preset, the sections that were left as they
-        are become those of its preset; what was changed stays as it is.
+        The defaults suit the embedded models. For another one that has a preset, the sections and the launch that were
+        left as they are become those of its preset; what was changed stays as it is.
         """
         choice = resolve_model(self.model)
         raw = self.model_dump()
         for section, own in ({} if choice.kind == "embedded" else choice.settings or {}).items():
             if getattr(self, section) == getattr(left_as, section):
                 raw[section] |= own
+        if choice.launch and self.launch == left_as.launch:
+            raw["launch"] = choice.launch
         return type(self).read(raw, f"the preset of {self.model}")
 
     def parameters(self) -> dict[str, Any]:
