@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
+from awpo.config_rollouts import RolloutSettings
 from awpo.errors import UserError
 from awpo.methods import get_method
 from awpo.settings import Settings
@@ -244,6 +245,7 @@ class PolicySettings(TrainingConfig):
     """Policy training, whatever the method and the seed."""
 
     model_config = ConfigDict(json_schema_extra=_common_last)
+    ADDED: ClassVar[frozenset[str]] = frozenset({"rollouts"})
 
     steps: int = Field(40, ge=1, description="Optimiser steps")
     prompts_per_rollout: int = Field(32, ge=1, description="Prompts (groups) per rollout batch")
@@ -260,6 +262,7 @@ class PolicySettings(TrainingConfig):
         "strict", description="Outcome reward: ours, or ToolRL's exact form"
     )
     judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who scores thoughts")
+    rollouts: RolloutSettings = Field(default_factory=RolloutSettings, description="What samples rollouts")
     save_every: int = Field(
         20, ge=1, description="Optimiser steps between checkpoints from which an interrupted run resumes"
     )

@@ -21,12 +21,24 @@ class Settings(BaseModel):
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"threads"})
     """Keys that say how the work is done, and not what comes of it."""
+    ADDED: ClassVar[frozenset[str]] = frozenset()
+    """Keys that earlier versions did not have, and whose default value is what they did: results of then are known by
+    identities without them."""
 
     def identity(self) -> dict[str, Any]:
         """What the result depends on, as JSON values: work of the same identity is the same work."""
-        found = self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
+        found = self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT) | self.added_as_before())
         inner = {name: getattr(self, name) for name in found}
         return found | {name: value.identity() for name, value in inner.items() if isinstance(value, Settings)}
+
+    def added_as_before(self) -> set[str]:
+        """The keys of `ADDED` that have no effect beyond what earlier versions did."""
+        fields = type(self).model_fields
+        return {
+            name
+            for name in self.ADDED
+            if _effect(getattr(self, name)) == _effect(fields[name].get_default(call_default_factory=True))
+        }
 
     @classmethod
     def read(cls, values: dict[str, Any], where: str) -> Self:
@@ -71,6 +83,10 @@ class Settings(BaseModel):
             inner = [field.annotation, *get_args(field.annotation)] if field else []
             cls = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Settings)), cls)
         return cls.model_fields
+
+
+def _effect(value: Any) -> Any:
+    return value.identity() if isinstance(value, Settings) else value
 
 
 # What pydantic's kinds of errors ask for.

@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -25,9 +26,10 @@ LOG = "server.log"
 class ModelServer:
     """Serves a checkpoint for the time of a `with` block; `url` ends in /v1, `name` is what to ask for.
 
-    `engine` is one of `awpo.serving.server.ENGINES`. The server has a process group of its own and ends with this process, however that ends. Its log is `server.log`
-    in `folder` (a temporary one where none is given). Raises UserError where the checkpoint cannot be served,
-    StageFailed where the server ends or does not answer in time.
+    `engine` is one of `awpo.serving.server.ENGINES`; `further` are arguments for vLLM, `environment` variables for it.
+    The server has a process group of its own and ends with this process, however that ends. Its log is `server.log` in
+    `folder` (a temporary one where none is given). Raises UserError where the checkpoint cannot be served, StageFailed
+    where the server ends or does not answer in time.
     """
 
     def __init__(
@@ -39,8 +41,11 @@ class ModelServer:
         threads: int = 1,
         folder: Path | None = None,
         engine: str = "transformers",
+        further: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.location, self.port, self.threads, self.engine = str(location), port, threads, engine
+        self._further, self._environment = further, environment or {}
         self.url, self.name = "", name or ""
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,14 +57,16 @@ class ModelServer:
         address, log = Path(self._temporary.name) / "address.json", folder / LOG
         command = [sys.executable, "-m", ENGINES[self.engine], self.location, "--port", str(self.port)]
         command += ["--address-file", str(address), "--with-parent", *(["--name", self.name] if self.name else [])]
+        command += ["--", *self._further] if self._further else []
         threads = str(self.threads)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
+            **self._environment,
         }
-        with open(log, "wb") as file:
+        with open(log, "ab") as file:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -74,6 +81,11 @@ class ModelServer:
             self.__exit__()
             raise
         return self
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
 
     def _wait(self, address: Path, log: Path) -> None:
         assert self._process is not None

@@ -80,15 +80,20 @@ def serve_model(
         engine.close()
 
 
-def serve_from_arguments(serve: Callable[..., None], description: str | None) -> None:
-    """The main function of a module that serves: exit code 0 after a stop, 2 where the person can mend what is wrong."""
+def serve_from_arguments(serve: Callable[..., None], description: str | None, *, further: bool = False) -> None:
+    """The main function of a module that serves: exit code 0 after a stop, 2 where the person can mend what is wrong.
+
+    `further` says that `serve` takes arguments of what it starts, which stand behind a `--`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("location", help="a checkpoint's folder, or a preset of a model on the hub")
     parser.add_argument("--name", help="name that the model is asked for by")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--address-file", type=Path, help="is written once the server answers: JSON with url and name")
     parser.add_argument("--with-parent", action="store_true", help="end, with the process group, when the parent does")
-    arguments = parser.parse_args()
+    given = sys.argv[1:]
+    end = given.index("--") if further and "--" in given else len(given)
+    arguments = parser.parse_args(given[:end])
     if arguments.with_parent:
         from awpo.processes import end_with_parent
 
@@ -99,8 +104,9 @@ def serve_from_arguments(serve: Callable[..., None], description: str | None) ->
             write_atomically(arguments.address_file, json.dumps({"url": url, "name": name}))
         print(f"{name} at {url}", flush=True)
 
+    more = {"further": given[end + 1 :]} if further else {}
     try:
-        serve(arguments.location, name=arguments.name, port=arguments.port, ready=ready)
+        serve(arguments.location, name=arguments.name, port=arguments.port, ready=ready, **more)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,18 +1,22 @@
-"""A checkpoint served by vLLM, from the environment of its own that it needs: `python -m awpo.serving.vllm LOCATION`.
+"""A checkpoint served by vLLM: `python -m awpo.serving.vllm LOCATION [-- ARGUMENTS OF VLLM]`.
 
-vLLM asks for other versions of what the project uses (CONTRIBUTING.md), so that it runs with the interpreter that the
-environment variable AWPO_VLLM_PYTHON names, or that of the checkout's `.venv-vllm` (`make install-vllm`).
+vLLM for CPUs asks for other versions of what the project uses (CONTRIBUTING.md), so that it runs with the interpreter
+that the environment variable AWPO_VLLM_PYTHON names, or that of the checkout's `.venv-vllm` (`make install-vllm`), or
+with this one where it has vLLM.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,12 +32,12 @@ def vllm_python() -> Path:
     """The interpreter of vLLM's environment. Raises UserError where there is none."""
     told = os.environ.get(VARIABLE)
     path = Path(told) if told else Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
-    if not path.is_file():
-        hint = f"set {VARIABLE} to the Python of an environment that has it" + (
-            "" if told else ", or make install-vllm"
-        )
-        raise UserError(f"vLLM is not installed: there is no {path}; {hint}")
-    return path
+    if path.is_file():
+        return path
+    if not told and importlib.util.find_spec("vllm"):
+        return Path(sys.executable)
+    hint = f"set {VARIABLE} to the Python of an environment that has it" + ("" if told else ", or make install-vllm")
+    raise UserError(f"vLLM is not installed: there is no {path}; {hint}")
 
 
 def serve_model(
@@ -43,8 +47,9 @@ def serve_model(
     host: str = "127.0.0.1",
     port: int = 0,
     ready: Callable[[str, str], None] = lambda url, name: None,
+    further: Sequence[str] = (),
 ) -> None:
-    """Serves a model until SIGTERM or SIGINT; as `awpo.serving.server.serve_model`.
+    """Serves a model until SIGTERM or SIGINT; as `awpo.serving.server.serve_model`. `further` are arguments for vLLM.
 
     Raises UserError where vLLM, the model or the port cannot be had, StageFailed where vLLM ends by itself.
     """
@@ -55,9 +60,14 @@ def serve_model(
     command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", choice.location]
     command += ["--served-model-name", name, "--host", host, "--port", str(port)]
     command += ["--revision", choice.revision] if choice.revision else []
+    if _is_float32(Path(choice.location)):  # vLLM would round it to 16 bits
+        command += ["--dtype", "float32"]
+    command += further
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; without a GPU it would take half of the memory
+    # By itself vLLM binds its threads to cores, each server to the same ones, whoever else computes there.
+    environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     url = f"http://{shown_address(host)}:{port}"
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
@@ -74,6 +84,15 @@ def serve_model(
         raise StageFailed(f"vLLM ended with code {code}; its last lines say why")
 
 
+def _is_float32(folder: Path) -> bool:
+    """Whether a checkpoint's config.json says so."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("dtype", config.get("torch_dtype")) == "float32"
+
+
 def _wait(process: subprocess.Popen[bytes], url: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None:
@@ -87,4 +106,4 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 if __name__ == "__main__":
-    serve_from_arguments(serve_model, __doc__)
+    serve_from_arguments(serve_model, __doc__, further=True)

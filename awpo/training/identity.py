@@ -96,4 +96,6 @@ def _inputs(model: str, instances: Path) -> dict[str, str]:
 
 
 def _former(stage: str, inputs: dict[str, str], config: TrainingConfig) -> str:
-    return stage_fingerprint(stage, inputs, config.model_dump(mode="json", exclude={"threads"}))
+    return stage_fingerprint(
+        stage, inputs, config.model_dump(mode="json", exclude={"threads"} | config.added_as_before())
+    )

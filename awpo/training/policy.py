@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from awpo.training.lora import check_layers, peft_config, save_trained, trained_
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
 from awpo.training.sharding import process_state, with_own_optimizer
+from awpo.training.vllm_rollouts import check_rollouts, open_rollouts, probe_prompts, vllm_arguments
 from awpo.types import Instance
 
 # TRL's names on the left, ours on the right; names that the trainer subclass reports pass as they are.
@@ -59,6 +61,11 @@ RENAMED = {
     "clip_ratio/region_mean": "clip/clipped_share",
     "kl": "kl",
     "num_tokens": "tokens/total",
+    "sampling/sampling_logp_difference/mean": "sampling/difference_mean",
+    "sampling/sampling_logp_difference/max": "sampling/difference_max",
+    "sampling/importance_sampling_ratio/min": "sampling/weight_min",
+    "sampling/importance_sampling_ratio/mean": "sampling/weight_mean",
+    "sampling/importance_sampling_ratio/max": "sampling/weight_max",
     "step_time": "seconds/step",
 }
 OWN = (
@@ -70,6 +77,7 @@ OWN = (
     "zero_variance_share",
     "saturated_share",
     "dynamic_sampling/",
+    "rollout/",
     "seconds/",
     "tokens/",
 )
@@ -146,9 +154,10 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         min_p=None,
         repetition_penalty=1.0,
         generation_kwargs=None,
-        use_vllm=False,
+        use_vllm=config.rollouts.engine != "trainer" and torch.cuda.is_available(),  # on a CPU TRL's engine refuses
         use_transformers_continuous_batching=False,
-        vllm_importance_sampling_correction=False,
+        vllm_importance_sampling_correction=config.rollouts.engine != "trainer",
+        **vllm_arguments(config),
         disable_dropout=True,
         # The loss. Advantages are the method's (`PolicyTrainer`): TRL's are computed and not used.
         beta=method.kl,
@@ -216,8 +225,9 @@ def train_policy(
     if not method.trains:
         raise UserError(f"method {method.name!r} trains no policy; choose one that does (see `awpo methods`)")
     launch, processes = check_launch(launch), process_state()
+    check_rollouts(config.rollouts, processes.num_processes)
     work = policy_identity(model, instances, config, launch)
-    with open_training(out, "policy", work, GROWING) as stage:
+    with open_training(out, "policy", work, GROWING) as stage, ExitStack() as closing:
         if stage.finished:
             return dict(stage.manifest.counts)
         log = RunLog(out)
@@ -249,6 +259,8 @@ def train_policy(
         resume = where_to_resume(out, stage, log, config.steps)
         if processes.is_main_process:
             drop_samples_from(out / SAMPLES, step_of(resume) + 1)
+        probes = probe_prompts(tokenizer, rows["prompt"])
+        rollouts = open_rollouts(config, model, probes, out, log, main=processes.is_main_process)
         trainer = PolicyTrainer(
             model=policy,
             processing_class=tokenizer,
@@ -260,6 +272,7 @@ def train_policy(
             scorer=Scorer(method, config, out / SAMPLES),
             instances=chosen,
             log=log,
+            rollouts=closing.enter_context(rollouts),
         )
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}

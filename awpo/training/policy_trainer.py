@@ -36,6 +36,7 @@ from awpo.training.rollout_buffer import EpochOrder, RolloutState
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
 from awpo.training.sharding import in_shards, whole_weights
+from awpo.training.vllm_rollouts import DIFFERENCE, VllmRollouts, refuse_stale
 from awpo.types import Instance
 
 # Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
@@ -60,9 +61,19 @@ class PolicyTrainer(GRPOTrainer):
     epsilon_high: Any
 
     def __init__(
-        self, *arguments: Any, method: Method, scorer: Scorer, instances: Sequence[Instance], log: RunLog, **named: Any
+        self,
+        *arguments: Any,
+        method: Method,
+        scorer: Scorer,
+        instances: Sequence[Instance],
+        log: RunLog,
+        rollouts: VllmRollouts | None = None,
+        **named: Any,
     ) -> None:
         super().__init__(*arguments, reward_funcs=[scored_elsewhere], **named)
+        self.rollouts = rollouts
+        if rollouts:  # TRL corrects for what vLLM sampled; asked before, it would have made an engine of its own
+            self.use_vllm = True
         self.method, self.scorer, self.instances, self.run_log = method, scorer, instances, log
         self._scored: tuple[list[Instance], list[str], Scores] | None = None
         self._begun: tuple[list[list[int]], Future[Scores]] | None = None
@@ -162,6 +173,9 @@ class PolicyTrainer(GRPOTrainer):
         self._rows = inputs
         start, tokens_before = time.perf_counter(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
+        if self.use_vllm:
+            difference = self._metrics["train" if self.model.training else "eval"][DIFFERENCE][-1]
+            refuse_stale(difference, self.scorer.config, "the log-probabilities of its rollouts")
         assert self._scored is not None
         drawn = Drawn(*self._scored)
         self._draws.append(drawn)
@@ -249,7 +263,9 @@ class PolicyTrainer(GRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *rest: Any
     ) -> Any:
         """TRL's (completion ids, log-probabilities or None); their scoring begins at once."""
-        if self.accelerator.device.type == "cpu" and not self.use_vllm:
+        if self.rollouts:
+            completion_ids, logprobs = self.rollouts.roll_out(self, prompt_ids, num_generations)
+        elif self.accelerator.device.type == "cpu" and not self.use_vllm:
             completion_ids, logprobs = self._sample(prompt_ids), None
         else:
             completion_ids, logprobs = super()._generate_single_turn(
