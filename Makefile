@@ -77,7 +77,7 @@ install: $(READY) ## The environment .venv: about 2.5 GB, some minutes; again at
 $(READY): pyproject.toml constraints.txt
 	@rm -f $(READY)
 	@infra/install.sh make $(VENV) $(PYTHON) 4
-	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[dev,bench]'
+	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[dev,bench,cluster]'
 	@infra/install.sh pip $(VENV) -c constraints.txt --no-deps $(BFCL)
 	@touch $(READY)
 

@@ -11,12 +11,13 @@ from prefect.context import FlowRunContext
 from tasks.tracking import GROUP, TrackedRun, Tracking
 
 MLFLOW_URL = "AWPO_MLFLOW_URL"
-"""Environment variable with the address of MLflow's pages, where the store itself is none; `awpo serve` sets it."""
+"""Environment variable with the address of MLflow's pages for a browser, where that is not the store's own: of a
+database, which `awpo serve` sets it for, or of a server that workers know by another name."""
 
 
 def mlflow_pages(tracking: Tracking) -> str | None:
     """The address of MLflow's pages; None where no server is known."""
-    base = tracking.uri if tracking.uri.startswith(("http://", "https://")) else os.environ.get(MLFLOW_URL, "")
+    base = os.environ.get(MLFLOW_URL) or (tracking.store if tracking.store.startswith(("http://", "https://")) else "")
     return base.rstrip("/") or None
 
 

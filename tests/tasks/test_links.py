@@ -13,6 +13,13 @@ from tasks.tracking import Tracking
 def test_a_store_behind_a_server_is_its_own_address() -> None:
     tracking = Tracking("http://mlflow.example:5000/", "3")
     assert run_page(tracking, "abc") == "http://mlflow.example:5000/#/experiments/3/runs/abc"
+    page = run_page(Tracking("https://me:secret@mlflow.example", "3"), "abc")
+    assert page == "https://me@mlflow.example/#/experiments/3/runs/abc"
+
+
+def test_a_server_that_browsers_know_by_another_name_is_linked_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MLFLOW_URL, "http://127.0.0.1:5000")
+    assert run_page(Tracking("http://mlflow:5000", "3"), "abc") == "http://127.0.0.1:5000/#/experiments/3/runs/abc"
 
 
 def test_a_local_store_has_the_pages_that_are_served_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
