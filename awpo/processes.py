@@ -28,6 +28,7 @@ from awpo.errors import UserError
 from awpo.events import EVENTS, EventHandler, LineTail, RunLog, Tail
 from awpo.failures import died_of, first_to_fail
 from awpo.launch import LaunchSettings
+from awpo.machines import board
 
 JOB = "job.json"
 LOG = "log.txt"
@@ -97,19 +98,26 @@ def run_worker(
             start_new_session=True,
         )
     children: set[str] = set()
+    others = board() if launch.machines > 1 else None
     try:
+        if others:
+            others.start(module, job_file)
         while process.poll() is None:
             children |= children_of(process.pid)
             listen()
             if cancelled and cancelled():
                 raise InterruptedError(f"{module} was cancelled")
+            if others and (problem := others.problem()):
+                raise StageFailed(f"{problem}, and the others were ended; see its log in {folder}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
         listen()
     finally:
         end_group(process, children)
+        if others:
+            others.stop(GRACE_SECONDS if process.returncode == 0 else 0)
     if process.returncode != 0:
-        raise _failure(module, process.returncode, codes, errors, folder, launch.processes)
+        raise _failure(module, process.returncode, codes, errors, folder, launch.total)
 
 
 def _failure(

@@ -106,13 +106,16 @@ def train(
     """Runs a pipeline of your own: a preset or YAML file, changed by the options."""
     from flows.parameters import read_pipeline
     from flows.preflight import check_source
+    from flows.several_machines import shared_by_machines
 
     changes: dict[str, Any] = {"model": model, "seed": seed, "init": init, "format": format, "launch": launch}
     changes |= {"data": str(data) if data else None, "methods": tuple(method) if method else None}
     settings = changed(read_pipeline(preset), changes, {}, settings_of_model=True)
     if settings.data:
         check_source(Path(settings.data), settings.format)
-    _run_pipeline(settings, out, verbose, as_json)
+    with shared_by_machines(settings.launch) as leads:
+        if leads:
+            _run_pipeline(settings, out, verbose, as_json)
 
 
 @app.command()
@@ -120,7 +123,9 @@ def serve(
     prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow UI.")] = 5000,
     model: Annotated[str | None, typer.Option(help="Serve this checkpoint's folder instead of all that.")] = None,
-    engine: Annotated[str, typer.Option(help="What computes the model: transformers.")] = "transformers",
+    engine: Annotated[
+        str, typer.Option(help="What computes the model: transformers, vllm, or auto for vllm where it is installed.")
+    ] = "auto",
     served_name: Annotated[str | None, typer.Option(help="Name to ask for the model by; none: its folder's.")] = None,
     host: Annotated[str, typer.Option(help="Address that the model is served on.")] = "127.0.0.1",
     model_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the model; 0: a free one.")] = 0,
