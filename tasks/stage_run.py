@@ -163,7 +163,7 @@ class StageRun:
         counts = {name: launch.processes if name == GPU else 1 for name in needs}
         with (
             self.slots(counts),
-            own_devices(counts.get(GPU, 0)) as devices,
+            own_devices(counts.get(GPU, 0) if launch.device == "auto" else 0) as devices,
             MetricsRelay(self.run, self.work.folder) as relay,
             self._logs_kept() as stream,
             system_metrics(self.run),

@@ -112,7 +112,7 @@ def _job(
 def _train(stage: StageRun, module: str, job: dict[str, Any], threads: int, needs: Sequence[str], launch: str) -> None:
     """Runs the worker by the launch preset, which the run in MLflow tells of."""
     settings = read_launch(launch)
-    stage.run.tags({"awpo.launch": launch, "awpo.processes": settings.processes})
+    stage.run.tags({"awpo.launch": launch, "awpo.processes": settings.total})
     stage.work_apart(module, job, threads, needs, settings)
 
 

@@ -157,5 +157,7 @@ def test_a_bad_preset_is_one_clear_line(values: str, told: str, tmp_path: Path) 
 def test_a_wrong_name_is_told_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no launch preset 'cpu2'; did you mean 'cpu-2'\?"):
         read_launch("cpu2")
-    with pytest.raises(UserError, match=r"no launch preset 'xyz'; presets: cpu, cpu-2, cpu-2-fsdp2, .*a YAML file's path"):
+    with pytest.raises(
+        UserError, match=r"no launch preset 'xyz'; presets: cpu, cpu-2, cpu-2-fsdp2, .*a YAML file's path"
+    ):
         read_launch("xyz")
