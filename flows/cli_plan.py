@@ -47,7 +47,7 @@ def plan(
 
     Settings are those of the model's preset, or of a pipeline of your own. Nothing is launched and no GPU is needed.
     """
-    from awpo.training.plan import proposals
+    from awpo.training.plan_search import proposals
 
     asked = _asked(gpus, preset, model, method, launch, _throughput(gpu, mfu, decoding))
     instead = [] if asked.fits else proposals(asked)

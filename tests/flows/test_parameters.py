@@ -11,6 +11,7 @@ import pytest
 from awpo.config import PolicyConfig
 from awpo.errors import UserError
 from awpo.methods import METHODS
+from flows.cli_support import changed
 from flows.parameters import PipelineSettings, StudySettings, check_policy_method, pipeline_presets, read_pipeline
 from flows.pieces import Start, init_of
 from tasks.layout import Layout
@@ -199,6 +200,20 @@ def test_what_a_form_left_as_it_is_becomes_that_of_a_larger_model_s_preset() -> 
     changed = quick.model_copy(update={"model": "qwen3-4b-instruct-2507", "policy": mine}).fitted(quick)
     assert changed.policy == mine, "what a person changed stays as it is"
     assert changed.sft == large.sft
+    assert (quick.launch, large.launch) == ("cpu", "zero2-8"), "the launch is a part of the model's preset"
+    launched = quick.model_copy(update={"model": "qwen3-4b-instruct-2507", "launch": "fsdp2-8"}).fitted(quick)
+    assert launched.launch == "fsdp2-8"
     for model in ("embedded-1m", "embedded-3m"):
         same = quick.model_copy(update={"model": model})
         assert same.fitted(quick) == same
+
+
+def test_another_model_on_the_command_line_brings_its_settings_and_its_launch() -> None:
+    quick = read_pipeline("quick")
+    large = changed(quick, {"model": "qwen3-8b"}, {}, settings_of_model=True)
+    assert (large.model, large.launch) == ("qwen3-8b", "zero3-8")
+    assert large.policy.rollouts.engine == "vllm_colocate"
+    own = changed(quick, {"model": "qwen3-8b", "launch": "zero2-8"}, {}, settings_of_model=True)
+    assert own.launch == "zero2-8", "an option counts more"
+    assert changed(quick, {"model": "embedded-3m"}, {}, settings_of_model=True).launch == quick.launch
+    assert changed(quick, {"model": "qwen3-8b"}, {}).launch == quick.launch

@@ -1,16 +1,22 @@
 """Every preset is one that the code it is for accepts."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from awpo.config import EvaluationConfig, PolicyConfig, SftConfig
+from awpo.launch import read_launch
+from awpo.methods import get_method
 from awpo.models import preset_names, resolve_model
 from awpo.settings import read_yaml
+from awpo.training.memory import sharding_of
+from awpo.training.model_shapes import shape_of
+from awpo.training.plan import GPUS, Gpus, Plan
 
 INFRA = Path(__file__).resolve().parents[2] / "infra"
 SECTIONS = {"sft": SftConfig, "policy": PolicyConfig, "evaluation": EvaluationConfig}
-HUB = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b-instruct-2507", "qwen3-8b")
+HUB = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b-instruct-2507", "qwen3-8b", "qwen3-14b", "qwen3-32b")
 
 
 def test_the_model_presets():
@@ -20,7 +26,7 @@ def test_the_model_presets():
 @pytest.mark.parametrize("name", preset_names())
 def test_a_model_preset_is_read(name):
     values = read_yaml(INFRA / "presets" / "models" / f"{name}.yaml")
-    assert set(values) <= {"kind", "hub_id", "revision", "thinking", *SECTIONS}
+    assert set(values) <= {"kind", "hub_id", "revision", "thinking", "launch", *SECTIONS}
     assert resolve_model(name).kind == values["kind"]
     for section, model in SECTIONS.items():
         model.read(values.get(section, {}), f"{name}: {section}")
@@ -47,6 +53,27 @@ def test_one_preset_trains_adapters():
         same = {**lora[section], "learning_rate": full[section]["learning_rate"]}
         del same["lora"]
         assert same == full[section]
+
+
+@pytest.mark.parametrize("name", [*HUB, "qwen3-8b-lora"])
+def test_a_hub_model_fits_on_the_gpus_that_its_preset_names(name):
+    first = (INFRA / "presets" / "models" / f"{name}.yaml").read_text("utf-8").splitlines()[0]
+    named = re.search(r"on (\d+) GPUs of (\d+) GiB", first)
+    assert named, first
+    choice = resolve_model(name)
+    launch = read_launch(choice.launch)
+    method = get_method("awpo")
+    config = PolicyConfig.read(choice.settings["policy"], name)
+    found = Plan(
+        shape_of(choice), config, method, launch, sharding_of(launch), Gpus(*map(int, named.groups())), GPUS["h100"]
+    )
+    assert found.fits, found.obstacles
+    assert found.processes == found.gpus.count
+    # Supervised fine-tuning holds no more at once: rows as long, and of them no more.
+    sft = SftConfig.read(choice.settings["sft"], name)
+    assert sft.max_length <= config.max_prompt_length + config.max_completion_length
+    assert sft.micro_batch_size <= config.micro_batch_size
+    assert sft.batch_size % (launch.processes * sft.micro_batch_size) == 0
 
 
 @pytest.mark.parametrize(
