@@ -92,7 +92,7 @@ def _asked(gpus: str, preset: str, model: str | None, method: str | None, launch
     from awpo.models import resolve_model
     from awpo.training.memory import sharding_of
     from awpo.training.model_shapes import shape_of
-    from awpo.training.plan import Gpus, Plan
+    from awpo.training.plan import Gpus, Plan, spread
     from flows.cli_support import changed
     from flows.parameters import read_pipeline
 
@@ -106,7 +106,7 @@ def _asked(gpus: str, preset: str, model: str | None, method: str | None, launch
         raise UserError(f"policy: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     started = read_launch(settings.launch)
     if launch is None and settings.launch != DEFAULT:  # the way the preset shares the model, on the GPUs that there are
-        started = started.model_copy(update={"processes": there.count})
+        started = spread(started, there.count)
     shape = shape_of(resolve_model(settings.model))
     return Plan(shape, config, get_method(name), started, sharding_of(started), there, throughput)
 

@@ -39,7 +39,7 @@ TILE = (4096, 32768)
 
 @dataclass(frozen=True)
 class Sharding:
-    """Who holds what: `whole` in every process, or in parts, ZeRO's or FSDP's, of `processes` processes."""
+    """Who holds what: `whole` in every process, or in parts, ZeRO's or FSDP's, of `processes` on all machines."""
 
     kind: Kind
     processes: int
@@ -49,7 +49,7 @@ class Sharding:
 
 def sharding_of(launch: LaunchSettings) -> Sharding:
     """What a launch's config of accelerate says. Raises UserError where it is of a kind that no formula is for."""
-    config, processes = launch.accelerate_config(), launch.processes
+    config, processes = launch.accelerate_config(), launch.total
     kind = str(config.get("distributed_type", "NO"))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
         return Sharding("whole", processes)

@@ -21,6 +21,8 @@ from awpo.training.model_shapes import ModelShape
 
 # Of each GPU stays free: PyTorch's allocator can't use what lies between its blocks.
 RESERVE = 0.05
+# GPUs of one machine, where more are asked for than that.
+PER_MACHINE = 8
 # The AWPO paper tells mean responses of about 400 tokens (arXiv 2512.19126, section 4.3).
 EXPECTED_COMPLETION = 400
 
@@ -239,7 +241,7 @@ class Plan:
             "obstacles": self.obstacles,
             "parameters": self.shape.parameters,
             "gpus": {"count": self.gpus.count, "bytes": self.gpus.bytes_of_each, "usable": self.usable},
-            "launch": {"processes": self.processes, "accelerate": self.launch.accelerate},
+            "launch": self.launch.model_dump(include={"processes", "machines", "accelerate"}),
             "micro_batch_size": config.micro_batch_size,
             "rollout_engine": config.rollouts.engine,
             "memory": {"moments": moments, "peak": self.memory.peak, "host": self.memory.host},
@@ -283,6 +285,13 @@ def launch_name(launch: LaunchSettings) -> str:
     for name in launch_presets():
         if read_launch(name) == launch:
             return name
-    return f"a file with processes: {launch.processes}" + (
-        f", accelerate: {launch.accelerate}" if launch.accelerate else ""
+    values = launch.model_dump(include={"processes", "machines", "accelerate"}, exclude_defaults=True)
+    return f"a file with processes: {launch.processes}" + "".join(
+        f", {key}: {value}" for key, value in values.items() if key != "processes"
     )
+
+
+def spread(launch: LaunchSettings, count: int) -> LaunchSettings:
+    """That launch on `count` GPUs, of machines with as many each, eight at most."""
+    each = next(size for size in range(min(count, PER_MACHINE), 0, -1) if count % size == 0)
+    return launch.model_copy(update={"processes": each, "machines": count // each})

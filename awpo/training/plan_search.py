@@ -9,7 +9,7 @@ from awpo.config import PolicySettings
 from awpo.config_rollouts import RolloutSettings
 from awpo.launch import LaunchSettings, launch_presets, read_launch
 from awpo.training.memory import Sharding, sharding_of
-from awpo.training.plan import Gpus, Plan
+from awpo.training.plan import Gpus, Plan, spread
 
 
 def proposals(asked: Plan, most_gpus: int = 1024) -> list[Plan]:
@@ -46,7 +46,7 @@ def _candidates(asked: Plan, count: int, rollouts: Sequence[RolloutSettings]) ->
     found = []
     for launch, sharding in _launches(asked, count):
         for settings in rollouts:
-            for micro_batch in _micro_batches(asked.config, launch.processes):
+            for micro_batch in _micro_batches(asked.config, count):
                 config = asked.config.model_copy(update={"micro_batch_size": micro_batch, "rollouts": settings})
                 found.append(replace(asked, launch=launch, sharding=sharding, config=config, gpus=gpus))
     return sorted(found, key=lambda plan: _axes(plan, asked))
@@ -62,7 +62,7 @@ def _launches(asked: Plan, count: int) -> Iterator[tuple[LaunchSettings, Shardin
     ladder = sorted(known, key=lambda name: (_offloads(known[name]), order[known[name].kind]))
     known[asked.launch.accelerate] = asked.sharding
     for name in dict.fromkeys((asked.launch.accelerate, *ladder)):
-        launch = asked.launch.model_copy(update={"processes": count, "accelerate": name})
+        launch = spread(asked.launch, count).model_copy(update={"accelerate": name})
         yield launch, replace(known[name], processes=count)
 
 

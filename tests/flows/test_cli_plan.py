@@ -80,7 +80,7 @@ def test_a_pipeline_of_one_s_own_is_planned_with_the_proposal_that_was_made(tmp_
 
 def test_the_preset_s_launch_is_taken_on_the_gpus_that_there_are():
     found = as_json(*LARGE, "--gpus", "16x80")
-    assert found["launch"] == {"processes": 16, "accelerate": "zero3"}
+    assert found["launch"] == {"processes": 8, "machines": 2, "accelerate": "zero3"}
     assert as_json(*LARGE, "--gpus", "16x80", "--launch", "zero3-8")["launch"]["processes"] == 8
 
 

@@ -34,7 +34,7 @@ from awpo.training.memory import (
     states_of,
 )
 from awpo.training.model_shapes import FIELDS, SHAPES, ModelShape, shape_of
-from awpo.training.plan import GPUS, Gpus, Plan
+from awpo.training.plan import GPUS, Gpus, Plan, spread
 from awpo.training.plan_search import proposals
 
 PUBLISHED = {
@@ -414,6 +414,14 @@ def test_the_smallest_change_is_proposed_first():
     shared = RolloutSettings(engine="vllm_colocate", gpu_memory_utilization=0.4, tensor_parallel=4)
     large = plan("Qwen/Qwen3-32B", micro_batch_size=1, rollouts=shared)
     assert proposals(large)[0].changes(large) == ["launch: zero3-offload-8"]
+
+
+@pytest.mark.parametrize(("count", "machines"), [(1, 1), (8, 1), (12, 2), (16, 2), (24, 3), (11, 11)])
+def test_many_gpus_are_those_of_several_machines(count, machines):
+    launch = spread(read_launch("zero3-8"), count)
+    assert (launch.total, launch.machines) == (count, machines)
+    assert launch.processes <= 8
+    assert sharding_of(launch).processes == count
 
 
 def test_nothing_is_proposed_where_nothing_fits():
