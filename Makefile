@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -31,6 +31,9 @@ test: $(READY) ## The tests, two processes at a time
 
 test-long: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
+
+test-vllm: $(READY) ## The tests that need vLLM (make install-vllm first), which the others skip without it: minutes
+	OMP_NUM_THREADS=1 AWPO_VLLM_PYTHON=$${AWPO_VLLM_PYTHON:-$(CURDIR)/.venv-vllm/bin/python} $(BIN)/python -m pytest -m vllm
 
 test-browser: $(READY) ## Prefect's and MLflow's pages and the report in Chromium: minutes; pictures in .screenshots
 	@command -v chromium >/dev/null || { echo "error: no chromium; on Debian or Ubuntu: apt-get install chromium" >&2; exit 1; }

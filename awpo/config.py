@@ -369,8 +369,10 @@ class EvaluationConfig(Settings):
         description="native: tools as the model's template or the server takes them; rlla: ToolRL's text prompt",
     )
     thinking: Switch = Field("auto", description="Thinking before the answer; auto: as the model's template has it")
-    engine: Literal["in_process", "transformers", "vllm"] = Field(
-        "in_process", description="What computes a checkpoint's answers: this process, or a server started for it"
+    engine: Literal["in_process", "transformers", "vllm", "auto"] = Field(
+        "in_process",
+        description="What computes a checkpoint's answers: this process, or a server started for it; auto: vllm where "
+        "it is installed, else this process",
     )
     bfcl_items_per_category: PositiveInt | None = Field(
         30, description="At most this many items per BFCL category, chosen by seed; none: all"

@@ -26,7 +26,7 @@ from evaluation.endpoint_generator import EndpointGenerator
 from evaluation.generate import Generator
 from evaluation.items import ITEMS, SCORES, Item, ScoreRow, read_items, write_items
 from evaluation.prompts import PromptFormat
-from evaluation.target import STAGE, Target, evaluation_identity, take_up_again
+from evaluation.target import STAGE, Target, evaluation_identity, take_up_again, with_engine
 
 PARTS, ANSWERS = ".parts", "answers.sqlite"
 MOST_REASONS = 20
@@ -43,6 +43,7 @@ def evaluate(target: Target, instances: Path | None, out: Path, config: Evaluati
     UserError where the target or the instances cannot be used, or a benchmark's package or data is missing, before
     anything is generated.
     """
+    config = with_engine(config)
     inputs, settings = evaluation_identity(target, instances, config)
     benchmarks = [get_benchmark(name) for name in config.benchmarks]
     take_up_again(out)

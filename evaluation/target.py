@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from awpo.artifacts import IN_PROGRESS, MANIFEST, input_identity, read_manifest, write_atomically
 from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.errors import UserError
+from awpo.serving.vllm import engine_at_hand
 from awpo.types import content_hash
 from evaluation.benchmarks import identities
 
@@ -25,6 +26,7 @@ def evaluation_identity(
 
     Raises UserError where an input does not exist, or a benchmark's package or data is missing.
     """
+    config = with_engine(config)
     if isinstance(target, EndpointConfig):
         inputs = {"endpoint": endpoint_identity(target)}
     else:
@@ -32,6 +34,14 @@ def evaluation_identity(
     if "held_out" in config.benchmarks:
         inputs["instances"] = input_identity(needed(instances))
     return {**inputs, **identities(config)}, config.identity()
+
+
+def with_engine(config: EvaluationConfig) -> EvaluationConfig:
+    """The config with the engine that `auto` is on this machine: no two engines round alike, so a result is known by
+    the one that made it. Raises UserError where AWPO_VLLM_PYTHON names no Python."""
+    if config.engine != "auto":
+        return config
+    return config.model_copy(update={"engine": engine_at_hand("in_process")})
 
 
 def needed(instances: Path | None) -> Path:

@@ -60,7 +60,7 @@ def run(
     ] = None,
     thinking: Annotated[str | None, typer.Option(help="on, off, or auto for the template's own way.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What computes a checkpoint: in_process, or a server: transformers, vllm.")
+        str | None, typer.Option(help="What computes a checkpoint: in_process, a server (transformers, vllm), or auto.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the files of API-Bank and MMLU-Pro.")] = None,
     preset: Annotated[

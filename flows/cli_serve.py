@@ -11,11 +11,14 @@ def serve_one_model(model: str, engine: str, name: str | None, host: str, port: 
     """Serves until Ctrl-C. Raises UserError for an engine, model or port that cannot be had."""
     from awpo.serving import server, vllm
 
+    if engine == "auto":
+        engine = vllm.engine_at_hand()
     if engine not in server.ENGINES:
-        raise UserError(f"engine {engine!r} is not one that is started from here; known: {', '.join(server.ENGINES)}")
+        known = ", ".join(["auto", *server.ENGINES])
+        raise UserError(f"engine {engine!r} is not one that is started from here; known: {known}")
 
     def ready(url: str, served: str) -> None:
-        typer.echo(f"Model     {served}")
+        typer.echo(f"Model     {served}   (by {engine})")
         typer.echo(f"Endpoint  {url}   (base_url of a judge, of rationales, of any OpenAI client)")
         if engine == "vllm":
             typer.echo("Ctrl-C ends it.")

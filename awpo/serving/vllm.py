@@ -40,6 +40,17 @@ def vllm_python() -> Path:
     raise UserError(f"vLLM is not installed: there is no {path}; {hint}")
 
 
+def engine_at_hand(other: str = "transformers") -> str:
+    """What `auto` is on this machine: vllm where there is a Python that has it, for a GPU or for CPUs, else `other`."""
+    try:
+        vllm_python()
+    except UserError:
+        if os.environ.get(VARIABLE):  # it was meant to be there
+            raise
+        return other
+    return "vllm"
+
+
 def serve_model(
     location: str,
     *,

@@ -252,7 +252,7 @@ def open_rollouts(
 
             def start() -> VllmClient:
                 own.close()
-                server = own.enter_context(_server(model, out, context))
+                server = own.enter_context(rollout_server(model, out, context))
                 return connect(server.url.removesuffix("/v1"), server.name)
 
             found.client, found._start = start(), start
@@ -265,7 +265,8 @@ def probe_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) ->
     return [list(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in longest]
 
 
-def _server(model: str, out: Path, context: int) -> ModelServer:
+def rollout_server(model: str, out: Path, context: int) -> ModelServer:
+    """A server to be entered, of what rollouts need; its log lies in `out`."""
     return ModelServer(
         model,
         name="policy",

@@ -31,10 +31,19 @@ from awpo.endpoint import Endpoint
 from awpo.errors import UserError
 from awpo.judge_endpoint import EndpointJudge
 from awpo.judgement import Judgement
+from awpo.processes import children_of
+from awpo.serving import vllm
 from awpo.serving.process import ModelServer
 from awpo.types import Completion
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+try:
+    vllm.vllm_python()
+    MISSING = ""
+except UserError as error:
+    MISSING = f"{error} (make install-vllm, then make test-vllm)"
+needs_vllm = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 
@@ -224,17 +233,61 @@ def test_what_cannot_be_served_is_told(tmp_path: Path, parts: tuple[Path, Path])
 PARENT = """
 import sys, time
 from awpo.serving.process import ModelServer
-with ModelServer(sys.argv[1]) as server:
+with ModelServer(sys.argv[1], engine=sys.argv[2], further=sys.argv[3:]) as server:
     print(server.url, server._process.pid, flush=True)
     time.sleep(600)
 """
 
 
-def test_the_server_ends_with_a_parent_that_is_killed(parts: tuple[Path, Path]) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(parts[0])], stdout=subprocess.PIPE, text=True)
+def descendants(process: int) -> set[int]:
+    children = {int(identity.split(":")[1]) for identity in children_of(process)}
+    return children.union(*(descendants(child) for child in children))
+
+
+def alive(processes: set[int]) -> bool:
+    def state(process: int) -> str:
+        try:
+            return Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return "Z"
+
+    return any(state(process) != "Z" for process in processes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "further", "processes"),
+    [
+        ("transformers", (), 1),
+        pytest.param("vllm", ("--enforce-eager", "--max-model-len", "512"), 3, marks=[needs_vllm, pytest.mark.vllm]),
+    ],
+)
+def test_the_server_ends_with_a_parent_that_is_killed(
+    engine: str, further: tuple[str, ...], processes: int, parts: tuple[Path, Path]
+) -> None:
+    """vLLM's own processes, too: the one that answers, the engine, its workers."""
+    command = [sys.executable, "-c", PARENT, str(parts[0]), engine, *further]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     _, pid = parent.stdout.readline().split()
+    before = {int(pid)} | descendants(int(pid))
+    assert len(before) >= processes
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+    while alive(before):
         time.sleep(0.1)
+
+
+def test_auto_is_vllm_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm.VARIABLE, sys.executable)
+    assert vllm.engine_at_hand() == "vllm"
+    monkeypatch.setenv(vllm.VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"vLLM is not installed: there is no .*; set AWPO_VLLM_PYTHON"):
+        vllm.engine_at_hand()
+    monkeypatch.delenv(vllm.VARIABLE)
+    monkeypatch.setattr(vllm, "__file__", str(tmp_path / "awpo" / "serving" / "vllm.py"))
+    assert vllm.engine_at_hand() == "transformers", "this test runs without vLLM in its own environment"
+    assert vllm.engine_at_hand("in_process") == "in_process"
+    python = tmp_path / ".venv-vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert vllm.engine_at_hand() == "vllm"

@@ -74,7 +74,7 @@ def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
     for arguments, message in (
         (("--model", "embedded-1m"), "made by a pipeline"),
         (("--model", tmp_path), "config.json"),
-        (("--model", tmp_path, "--engine", "vlm"), "known: transformers"),
+        (("--model", tmp_path, "--engine", "vlm"), "known: auto, transformers"),
     ):
         refused = run("serve", *arguments)
         assert refused.exit_code == 2, refused.output
