@@ -15,6 +15,7 @@ import pytest
 
 from awpo.config import PolicyConfig
 from awpo.events import EVENTS, METRICS, Tail
+from awpo.machines import Board
 from awpo.training.policy import train_policy
 from tests.awpo.test_processes import wait_until
 
@@ -47,8 +48,9 @@ from awpo.machines import leading
 from awpo.processes import run_worker
 folder, launch = Path(sys.argv[1]), read_launch("cpu")
 with leading(launch.machines):
-    for name in ("first", "second"):
+    for name, steps in (("short", 2), ("endless", 100000)):
         job = json.loads((folder / "job.json").read_text()) | {"out": str(folder / name), "launch": launch.effect()}
+        job["config"]["steps"] = steps
         run_worker("awpo.training.policy", job, folder / name, launch=launch)
         print(name, "is done", flush=True)
 """
@@ -88,41 +90,38 @@ def folder(tiny_model: Path, instances: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_two_machines_share_two_trainings(folder: Path, tiny_model: Path, instances: Path) -> None:
-    """Each has one of the two processes; the second follows the first from one work to the next."""
-    port = two_free_ports()
-    machines = [start_machine(rank, port, folder) for rank in (1, 0)]
-    told = [machine.communicate(timeout=300)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], told
-    assert told[1].splitlines()[-2:] == ["first is done", "second is done"]
-    assert told[0].startswith("machine 1 of 2 waits for work of machine 0 at 127.0.0.1\n")
-    train_policy(str(tiny_model), instances, folder / "alone", CONFIG)
-    alone, *shared = (
-        [row["metrics"] for row in Tail(folder / name / METRICS)] for name in ("alone", "first", "second")
-    )
-    for found in shared:
-        assert [row["gradient_norm"] for row in found] == pytest.approx(
-            [row["gradient_norm"] for row in alone], rel=1e-5
-        )
-    assert sorted(row["rank"] for row in Tail(folder / "first" / EVENTS) if row["event"] == "memory") == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_machine_that_is_lost_ends_the_work_of_the_other(folder: Path) -> None:
-    job = json.loads((folder / "job.json").read_text())
-    job["config"]["steps"] = 100_000
-    (folder / "job.json").write_text(json.dumps(job))
+def test_two_machines_share_trainings_until_one_is_lost(folder: Path, tiny_model: Path, instances: Path) -> None:
+    """Each has one of the two processes; the second follows the first from one work to the next, and is killed there."""
     port = two_free_ports()
     other, first = (start_machine(rank, port, folder) for rank in (1, 0))
     try:
-        assert wait_until(lambda: (folder / "first" / METRICS).exists(), 120)
+        assert wait_until(lambda: (folder / "endless" / METRICS).exists() or first.poll() is not None, 300)
         other.kill()
         told, _ = first.communicate(timeout=120)
     finally:
-        other.kill(), first.kill(), other.communicate()
+        other.kill()
+        first.kill()
+        helped, _ = other.communicate()
     assert first.returncode == 1
+    assert told.startswith("short is done\n")
     assert "StageFailed" in told
-    assert wait_until(lambda: not any(str(folder / "first" / "job.json") in command for command in commands()))
+    assert helped.startswith("machine 1 of 2 waits for work of machine 0 at 127.0.0.1\n")
+    assert wait_until(lambda: not any(str(folder / "endless" / "job.json") in command for command in commands()))
+    train_policy(str(tiny_model), instances, folder / "alone", CONFIG)
+    alone, shared = ([row["metrics"] for row in Tail(folder / name / METRICS)] for name in ("alone", "short"))
+    assert [row["gradient_norm"] for row in shared] == pytest.approx([row["gradient_norm"] for row in alone], rel=1e-5)
+    assert sorted(row["rank"] for row in Tail(folder / "short" / EVENTS) if row["event"] == "memory") == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_others_end_with_the_first_machine(folder: Path) -> None:
+    port = two_free_ports()
+    other = start_machine(1, port, folder)
+    board = Board(2, port + 1)
+    assert other.stdout is not None
+    assert other.stdout.readline().startswith("machine 1 of 2 waits")
+    board.close()
+    assert other.wait(timeout=60) == 0
 
 
 def commands() -> Iterator[str]:
