@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from awpo.config import PolicyConfig
 
@@ -43,16 +44,19 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def parts():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("gpu_check", CHECK.with_suffix(".py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def scripts():
+    """(gpu_check, gpu_check_parts) as modules."""
+    path = list(sys.path)
+    sys.path.insert(0, str(CHECK.parent))
+    yield importlib.import_module("gpu_check"), importlib.import_module("gpu_check_parts")
+    sys.path[:] = path
+    for name in ("gpu_check", "gpu_check_parts"):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def parts(scripts):
+    return scripts[1]
 
 
 def test_on_a_cpu_a_part_runs_and_writes_its_numbers(tmp_path: Path):
@@ -76,8 +80,19 @@ def test_a_step_lowers_the_loss_and_makes_up_no_measurement(parts, tmp_path: Pat
 
 def test_the_ways_of_attention_agree_and_what_is_missing_is_told(parts, tmp_path: Path):
     found = parts.check_attention(parts.CPU, tmp_path)
-    assert 0 < found["sdpa_difference"] < 1e-3
+    assert 0 < found["sdpa_difference"] < 1e-5
     assert "not tried" in found["flash_attention_2"]
+
+
+def test_attention_that_is_wrong_is_found(parts, tmp_path: Path, monkeypatch):
+    right = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def wrong(*arguments, scaling, **named):
+        return right(*arguments, scaling=2 * scaling, **named)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", wrong)
+    with pytest.raises(RuntimeError, match="differ by"):
+        parts.check_attention(parts.CPU, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["policy", "zero3"])
@@ -103,21 +118,23 @@ def test_a_training_is_planned_beside_what_it_took(parts, tmp_path: Path, monkey
     assert found["seconds"] == 2.5
 
 
-def test_a_part_that_fails_says_why_and_one_that_dies_too(parts, monkeypatch, capfd: pytest.CaptureFixture[str]):
+def test_a_part_that_fails_says_why_and_one_that_dies_too(scripts, monkeypatch, capfd: pytest.CaptureFixture[str]):
     def broken(scale, folder):
         raise ValueError("the loss is 7")
 
+    check, parts = scripts
     monkeypatch.setitem(parts.PARTS, "step", broken)
-    parts.part_main("step", parts.CPU)
+    check.part_main("step", parts.CPU)
     assert json.loads(capfd.readouterr().out) == {"state": "failed", "reason": "ValueError: the loss is 7"}
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    dead = parts.run_part("step", True)
+    dead = check.run_part("step", True)
     assert dead["state"] == "failed"
     assert dead["reason"] == "exit code 1: nothing was said"
-    assert "exit code 1: nothing was said" in parts.told("step", dead)
+    assert "exit code 1: nothing was said" in check.told("step", dead)
 
 
-def test_a_part_that_can_t_be_tried_is_no_failure(parts, monkeypatch, capfd: pytest.CaptureFixture[str]):
+def test_a_part_that_can_t_be_tried_is_no_failure(scripts, monkeypatch, capfd: pytest.CaptureFixture[str]):
+    check, parts = scripts
     monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
-    parts.part_main("zero3", parts.CPU)
+    check.part_main("zero3", parts.CPU)
     assert json.loads(capfd.readouterr().out)["state"] == "skipped"
