@@ -365,12 +365,16 @@ class PolicyTrainer(GRPOTrainer):
             self.run_log.warning(message)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Ends the run instead of stepping along a gradient that is not finite: the weights would be lost for good."""
+        """Ends the run at a gradient that is not finite: the weights would be lost for good.
+
+        DeepSpeed has made the step by then, of which nothing is kept.
+        """
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None and not math.isfinite(norm):
             raise UserError(
-                f"the gradient of optimiser step {self.state.global_step + 1} is not finite ({float(norm)}), and no "
-                f"step was made; lower policy.learning_rate, and start again: training goes on from the last checkpoint"
+                f"the gradient of optimiser step {self.state.global_step + 1} is not finite ({float(norm)}), and the "
+                f"step is not kept; lower policy.learning_rate, and start again: training goes on from the last "
+                f"checkpoint"
             )
         return norm
 

@@ -24,6 +24,7 @@ from awpo.events import EVENTS, METRICS, Tail
 from awpo.launch import read_launch
 from awpo.processes import StageFailed, run_worker
 from awpo.training.checkpoints import RESUME
+from awpo.training.sft import trainer_arguments
 
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not DEEPSPEED, reason="no DeepSpeed; make install-deepspeed")
@@ -244,6 +245,19 @@ def test_adapters_are_trained_in_shards_and_merged(kind: str, launch: str, train
     one, two = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (whole, out))
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+
+
+@pytest.mark.study
+@needs_deepspeed
+def test_offloading_keeps_the_optimiser(trainings: Trainings) -> None:
+    """Betas other than those of the AdamW that accelerate would put in its place."""
+    preset = trainings.folder / "offload.yaml"
+    preset.write_text("processes: 2\naccelerate: zero3-offload\ndevice: cpu\n")
+    assert trainer_arguments(SFT, trainings.folder).adam_beta2 == 0.95
+    whole = trainings("cpu", SFT, "offload-alone")
+    out = trainings(str(preset), SFT, "offload")
+    assert_same_steps(out, whole)
+    assert_same_model(out, whole)
 
 
 @pytest.mark.study
