@@ -20,6 +20,7 @@ from flows.cli_data import data_app
 from flows.cli_evaluate import evaluate_app
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
+from flows.cli_migrate import migrate
 from flows.cli_plan import plan
 from flows.cli_serve import serve_one_model
 from flows.cli_setup import doctor, setup
@@ -42,6 +43,7 @@ app.command()(methods)
 app.command()(plan)
 app.command()(doctor)
 app.command()(setup)
+app.command()(migrate)
 
 
 @app.command()

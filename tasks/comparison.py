@@ -16,7 +16,7 @@ from awpo.events import METRICS, Tail
 from evaluation.bfcl.averages import NON_LIVE_CALLS
 from tasks.evaluation import find_score, read_scores
 from tasks.stage_run import show_markdown, show_table
-from tasks.tracking import RunFile, TrackedRun, Tracking
+from tasks.tracking import RunFile, TrackedRun, Tracking, stands
 from tasks.training import read_summary
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def compare(subjects: list[Subject], summary: Path, tracking: Tracking) -> list[
     write_atomically(summary, json.dumps({"methods": rows}, indent=2) + "\n")
     for subject, row in zip(subjects, rows, strict=True):
         file = RunFile.read(subject.trained)
-        if file and file.uri == tracking.store:
+        if file and stands(tracking.client(), file.run_id):
             named = {name if name.startswith("bfcl") else f"held_out/{name}": row[name] for name in HEADLINES}
             found = {name: value for name, value in named.items() if value is not None}
             TrackedRun(tracking, subject.trained, file).checkpoint_metrics(found)

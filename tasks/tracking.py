@@ -32,7 +32,7 @@ from awpo.errors import UserError
 from awpo.processes import is_gone, process_identity
 from awpo.types import content_hash
 from tasks.layout import artifact_root, tracking_uri, without_password
-from tasks.patience import patient
+from tasks.patience import is_away, patient
 
 EXPERIMENT = "awpo"
 # What MLflow's pages go by: they open with runs and models instead of what agents are watched by.
@@ -116,8 +116,9 @@ def _alone(store: Path) -> Iterator[None]:
 
 @dataclass
 class RunFile:
-    """`.NAME.mlflow.json`: which run of which store tells of a folder, for which work, and what has been sent.
+    """`.NAME.mlflow.json`: which run tells of a folder, for which work, and what has been sent.
 
+    The store's address says where that was, for people: a store may move (`tasks.migration`), and its runs keep their ids.
     `sent` is the last step sent per metric: after a resume the trainer writes some steps again, and they stand already.
     """
 
@@ -302,7 +303,7 @@ def open_run(
         begun = (folder / MANIFEST).exists() or (folder / IN_PROGRESS).exists()
     with store_lock:
         client = tracking.client()
-        if file and begun and file.work == work and file.uri == tracking.store and _stands(client, file.run_id):
+        if file and begun and file.work == work and stands(client, file.run_id):
             if not file.complete:
                 client.update_run(file.run_id, status="RUNNING")
         else:
@@ -318,10 +319,13 @@ def open_run(
     return TrackedRun(tracking, folder, file)
 
 
-def _stands(client: MlflowClient, run_id: str) -> bool:
+def stands(client: MlflowClient, run_id: str) -> bool:
+    """Whether the store has that run, and nobody deleted it. Raises MlflowException where the store is away."""
     try:
         return bool(client.get_run(run_id).info.lifecycle_stage == "active")
-    except MlflowException:
+    except MlflowException as error:
+        if is_away(error):
+            raise
         return False
 
 

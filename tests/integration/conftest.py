@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -39,11 +42,12 @@ class Serving:
     environment: dict[str, str]
     runs: Path
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.prefect}/api/{path}", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.prefect}/api/{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)
+            return json.loads(response.read() or "null")
 
     def run(self, deployment: str, **parameters: Any) -> dict[str, Any]:
         """Starts a run as a person does, and waits for its success; returns the flow run."""
@@ -116,14 +120,14 @@ def told() -> Iterator[Told]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory, told: Told) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("serve")
+@contextmanager
+def started_serving(folder: Path, extra: dict[str, str]) -> Iterator[Serving]:
+    """`awpo serve` with a runs folder in `folder` and `extra` in its environment."""
     prefect_port, mlflow_port = free_ports()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     environment |= {"AWPO_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
     environment["PYTHONPATH"] = str(ROOT)
-    environment["AWPO_NOTIFY_URL"] = f"http://127.0.0.1:{told.port}/hook?token=planted-secret"
+    environment |= extra
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "flows.cli", "serve"),
@@ -149,17 +153,185 @@ def serving(tmp_path_factory: pytest.TempPathFactory, told: Told) -> Iterator[Se
         "PREFECT_API_URL": f"http://127.0.0.1:{prefect_port}/api",
         "PREFECT_HOME": str(folder / "client"),
     }
-    yield Serving(
-        process,
-        f"http://127.0.0.1:{prefect_port}",
-        f"http://127.0.0.1:{mlflow_port}",
-        client_environment,
-        folder / "runs",
-    )
-    process.kill()  # not asked: the children must notice by themselves, which the last test looks at
-    process.wait()
-    for pipe in (process.stdout, process.stderr):
-        pipe.close()
+    try:
+        yield Serving(
+            process,
+            f"http://127.0.0.1:{prefect_port}",
+            f"http://127.0.0.1:{mlflow_port}",
+            client_environment,
+            folder / "runs",
+        )
+    finally:
+        process.kill()  # not asked: the children must notice by themselves, which a test looks at
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            pipe.close()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[Path, dict[str, str]], AbstractContextManager[Serving]]:
+    """Starts `awpo serve`; see `started_serving`."""
+    return started_serving
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, told: Told) -> Iterator[Serving]:
+    address = f"http://127.0.0.1:{told.port}/hook?token=planted-secret"
+    with started_serving(tmp_path_factory.mktemp("serve"), {"AWPO_NOTIFY_URL": address}) as found:
+        yield found
+
+
+@dataclass
+class Postgres:
+    """A cluster of Debian's Postgres in a folder of its own, with a database for Prefect and one for MLflow."""
+
+    programs: Path
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    password: str = "planted-secret"
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """Postgres refuses to run as root: then it runs as the user of Debian's package."""
+        if os.geteuid() != 0:
+            return {}
+        user = pwd.getpwnam("postgres")
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+    def address(self, database: str, scheme: str = "postgresql") -> str:
+        user = "prefect" if database == "prefect" else "mlflow"
+        return f"{scheme}://{user}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def make(self) -> None:
+        secret = self.folder / "password"
+        secret.write_text(self.password)
+        if self.owner:
+            for path in (self.folder, secret):
+                os.chown(path, self.owner["user"], self.owner["group"])
+        self.run("initdb", "--pgdata", str(self.folder / "data"), "--username=awpo", "--auth=scram-sha-256",
+                 f"--pwfile={secret}", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync")  # fmt: skip
+        self.start()
+        # As infra/compose.yaml's Postgres makes its databases, each with a role of its own.
+        where = {"PGHOST": "127.0.0.1", "PGPORT": str(self.port), "PGPASSWORD": self.password, "POSTGRES_USER": "awpo"}
+        secrets = {"PREFECT_PASSWORD": self.password, "MLFLOW_PASSWORD": self.password}
+        path = {"PATH": f"{self.programs}:{os.environ['PATH']}"}
+        subprocess.run([ROOT / "infra" / "docker" / "databases.sh"], env={**where, **secrets, **path}, check=True)
+        self.run("createdb", *self.where(), "--owner=mlflow", "moved")
+
+    def run(self, program: str, *arguments: str) -> None:
+        environment = {**os.environ, "PGPASSWORD": self.password}
+        done = subprocess.run(
+            [self.programs / program, *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            **self.owner,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def where(self) -> list[str]:
+        return ["--host=127.0.0.1", f"--port={self.port}", "--username=awpo"]
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers; after a kill it recovers first."""
+        options = ["-k", str(self.folder), "-c", "listen_addresses=127.0.0.1"]
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self.programs / "postgres", "-D", self.folder / "data", "-p", str(self.port), *options],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self.owner,
+            )
+        ready = [str(self.programs / "pg_isready"), "--quiet", *self.where(), "--dbname=postgres"]
+        end = time.monotonic() + PATIENCE
+        while subprocess.run(ready, check=False).returncode != 0:
+            assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
+            assert time.monotonic() < end, "Postgres does not answer"
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """As a power cut would: without a word to anybody."""
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    if not found:
+        pytest.skip("no Postgres on this machine; on Debian: apt-get install postgresql")
+    pytest.importorskip("psycopg", reason="no psycopg: make install")
+    # Not under pytest's folders, which are of root's alone; and short, as sockets' paths are.
+    with tempfile.TemporaryDirectory(prefix="awpo-pg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        cluster = Postgres(found[-1].parent, Path(folder), free_ports()[0])
+        cluster.make()
+        yield cluster
+        cluster.kill()
+
+
+@dataclass
+class Bucket:
+    """A bucket of an S3 server, and how everything that is started finds it."""
+
+    address: str
+    name: str = "awpo"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "MLFLOW_S3_ENDPOINT_URL": self.address,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "planted-secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def keys(self) -> list[str]:
+        import boto3
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.address,
+            aws_access_key_id="key",
+            aws_secret_access_key="planted-secret",
+            region_name="us-east-1",
+        )
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Bucket]:
+    """An S3 server (moto's) in a process of its own, with the bucket that infra/docker/bucket.py makes."""
+    pytest.importorskip("moto", reason="no moto: make install")
+    port = free_ports()[0]
+    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    found = Bucket(f"http://127.0.0.1:{port}")
+    try:
+        end = time.monotonic() + PATIENCE
+        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+            assert process.poll() is None, "moto's server ended"
+            assert time.monotonic() < end, "moto's server does not answer"
+            time.sleep(0.2)
+        for said in ("made", "there"):
+            done = subprocess.run(
+                [sys.executable, ROOT / "infra" / "docker" / "bucket.py", found.name],
+                env={**os.environ, **found.environment},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert said in done.stdout
+        yield found
+    finally:
+        process.kill()
+        process.wait()
 
 
 SCREENSHOTS = ROOT / ".screenshots"

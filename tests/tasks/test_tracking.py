@@ -233,6 +233,14 @@ class TestTheSameWorkSpeaksOfTheSameRun:
         assert again.file.complete
         assert tracking.client().get_run(again.run_id).info.status == "FINISHED"
 
+    def test_a_store_that_moved_keeps_its_runs(self, tracking: Tracking, tmp_path: Path) -> None:
+        folder = tmp_path / "sft"
+        first = begin(tracking, folder, "work-a")
+        finish_stage(folder, {"steps": 1})
+        first.end("FINISHED")
+        replace(first.file, uri="sqlite:///before.db").write(folder)
+        assert begin(tracking, folder, "work-a").run_id == first.run_id
+
     def test_an_interrupted_stage_goes_on_in_its_run(self, tracking: Tracking, tmp_path: Path) -> None:
         folder = tmp_path / "sft"
         first = begin(tracking, folder, "work-a")
@@ -261,7 +269,7 @@ class TestTheSameWorkSpeaksOfTheSameRun:
         elif change == "other store":
             file = RunFile.read(folder)
             assert file
-            replace(file, uri="sqlite:///elsewhere.db").write(folder)
+            replace(file, uri="sqlite:///elsewhere.db", run_id="a" * 32).write(folder)
         else:
             RunFile.path_for(folder).write_text("{")
         assert begin(tracking, folder, work).run_id != first.run_id
