@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
+
+# isort: split
 from collections.abc import Iterator
 from contextlib import contextmanager
 
