@@ -110,7 +110,7 @@ class LaunchSettings(Settings):
             if self.machines > 1:
                 here = meeting_point(self.machines)
                 options += ["--num_machines", str(self.machines), "--machine_rank", str(here.rank)]
-                options += ["--main_process_ip", here.address, "--main_process_port", str(here.port)]
+                options += ["--main_process_ip", here.address, "--main_process_port", str(here.port), "--same_network"]
             else:
                 options += ["--main_process_port", "0"]
             return [python, "-m", "awpo.ranks", "accelerate", *options, *worker]

@@ -37,11 +37,11 @@ def accelerate(arguments: list[str]) -> None:
     from accelerate.utils import DistributedType, is_deepspeed_available
 
     options = launch_command_parser().parse_args(arguments)
-    config, count = load_config_from_file(options.config_file), options.num_processes
+    config, count = load_config_from_file(options.config_file), options.num_processes // (options.num_machines or 1)
     on_cpus = config.use_cpu or os.environ.get("DS_ACCELERATOR") == NO_GPU["DS_ACCELERATOR"]
     if not on_cpus and torch.cuda.device_count() < count:
         raise UserError(
-            f"the launch preset takes {count} GPU{'s' if count > 1 else ''}, and this machine has "
+            f"the launch preset takes {count} GPU{'s' if count > 1 else ''} of a machine, and this one has "
             f"{torch.cuda.device_count()}; choose a preset of fewer processes, or cpu or cpu-2"
         )
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():

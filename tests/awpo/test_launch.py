@@ -161,3 +161,27 @@ def test_a_wrong_name_is_told_the_nearest() -> None:
         UserError, match=r"no launch preset 'xyz'; presets: cpu, cpu-2, cpu-2-fsdp2, .*a YAML file's path"
     ):
         read_launch("xyz")
+
+
+@pytest.mark.parametrize("name", ["cpu-2", *GPU_PRESETS])
+def test_launchers_of_several_machines_read_where_they_meet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+    from torch.distributed.run import config_from_args, parse_args
+
+    for variable, value in {"AWPO_MACHINES": "3", "AWPO_MACHINE_RANK": "2", "MASTER_ADDR": "first"}.items():
+        monkeypatch.setenv(variable, value)
+    settings = read_launch(name)
+    _, _, _, launcher, *options = settings.command("awpo.training.policy", JOB)
+    if launcher == "torchrun":
+        arguments = parse_args(options)
+        config, _, _ = config_from_args(arguments)
+        assert (config.min_nodes, config.max_nodes) == (3, 3)
+    else:
+        arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(options))
+        assert (arguments.num_processes, arguments.num_machines) == (24, 3)
+        arguments.deepspeed_fields_from_accelerate_config = ""
+        (prepare_deepspeed_cmd_env if arguments.use_deepspeed else prepare_multi_gpu_env)(arguments)
+    assert int(arguments.nproc_per_node) == settings.processes
+    assert (int(arguments.nnodes), int(arguments.node_rank)) == (3, 2)
+    assert (arguments.master_addr, int(arguments.master_port)) == ("first", 29500)

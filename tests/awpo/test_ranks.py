@@ -125,11 +125,15 @@ def test_accelerate_starts_the_worker_and_its_end_is_told(worker: str, tmp_path:
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
+@pytest.mark.parametrize("machines", [1, 2])
 def test_missing_gpus_are_told_before_a_process_is_started(
-    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: str, machines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWPO_MACHINES", str(machines))
+    monkeypatch.setenv("AWPO_MACHINE_RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"^the launch preset takes 8 GPUs, and this machine has 0; choose a preset of"):
+    with pytest.raises(UserError, match=r"^the launch preset takes 8 GPUs of a machine, and this one has 0; choose a"):
         run_worker(worker, {"folder": str(tmp_path), "end": "well"}, tmp_path, launch=read_launch("zero3-8"))
     assert pids(tmp_path) == []
 
