@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import flows.prefect_home  # noqa: F401 - sets defaults before the libraries below read them
-
-# isort: split
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +10,6 @@ import typer
 from awpo.launch import read_launch
 from awpo.machine_help import help_machine_0
 from awpo.machines import leading, machine_rank
-from tasks.stage_run import available_threads
 
 
 @contextmanager
@@ -25,6 +21,9 @@ def shared_by_machines(launch: str) -> Iterator[bool]:
     """
     settings = read_launch(launch)
     if settings.machines > 1 and machine_rank() > 0:
+        # Imports Prefect, which makes its home in the runs folder: not before a run is known to be sound.
+        from tasks.stage_run import available_threads
+
         threads = settings.threads_of_each(available_threads(), available_threads())
         help_machine_0(settings, threads, lambda text: typer.echo(text, err=True))
         yield False
