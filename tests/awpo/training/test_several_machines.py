@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from awpo.config import PolicyConfig
 from awpo.events import EVENTS, METRICS, Tail
@@ -20,11 +22,11 @@ from awpo.training.policy import train_policy
 from tests.awpo.test_processes import wait_until
 
 
-def start_machine(rank: int, port: int, folder: Path) -> subprocess.Popen[str]:
+def start_machine(rank: int, port: int, folder: Path, launch: str = "cpu", *works: str) -> subprocess.Popen[str]:
     """One of two machines, which leads the work or helps in it, by a process of its own."""
     program = LEAD if rank == 0 else HELP
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(folder)],
+        [sys.executable, "-c", program, str(folder), launch, *(works or STEPS)],
         env={
             **os.environ,
             "AWPO_MACHINES": "2",
@@ -46,19 +48,21 @@ from pathlib import Path
 from awpo.launch import read_launch
 from awpo.machines import leading
 from awpo.processes import run_worker
-folder, launch = Path(sys.argv[1]), read_launch("cpu")
+folder, launch = Path(sys.argv[1]), read_launch(sys.argv[2])
 with leading(launch.machines):
-    for name, steps in (("short", 2), ("endless", 100000)):
+    for name in sys.argv[3:]:
         job = json.loads((folder / "job.json").read_text()) | {"out": str(folder / name), "launch": launch.effect()}
-        job["config"]["steps"] = steps
+        job["config"]["steps"] = {"short": 2, "endless": 100000}[name]
         run_worker("awpo.training.policy", job, folder / name, launch=launch)
         print(name, "is done", flush=True)
 """
 HELP = """
+import sys
 from awpo.launch import read_launch
 from awpo.machine_help import help_machine_0
-help_machine_0(read_launch("cpu"), 1, lambda text: print(text, flush=True))
+help_machine_0(read_launch(sys.argv[2]), 1, lambda text: print(text, flush=True))
 """
+STEPS = ("short", "endless")
 CONFIG = PolicyConfig(
     steps=2,
     prompts_per_rollout=4,
@@ -111,6 +115,24 @@ def test_two_machines_share_trainings_until_one_is_lost(folder: Path, tiny_model
     alone, shared = ([row["metrics"] for row in Tail(folder / name / METRICS)] for name in ("alone", "short"))
     assert [row["gradient_norm"] for row in shared] == pytest.approx([row["gradient_norm"] for row in alone], rel=1e-5)
     assert sorted(row["rank"] for row in Tail(folder / "short" / EVENTS) if row["event"] == "memory") == [0, 1]
+
+
+@pytest.mark.study
+@pytest.mark.parametrize("config", ["zero3", "fsdp2"])
+def test_two_machines_share_weights_in_shards(config: str, folder: Path, tiny_model: Path, instances: Path) -> None:
+    """By accelerate's launcher."""
+    if config == "zero3":
+        pytest.importorskip("deepspeed", reason="no DeepSpeed; make install-deepspeed")
+    launch, port = folder / "launch.yaml", two_free_ports()
+    launch.write_text(f"processes: 1\naccelerate: {config}\ndevice: cpu\n")
+    machines = [start_machine(rank, port, folder, str(launch), "short") for rank in (1, 0)]
+    told = [machine.communicate(timeout=300)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], told
+    train_policy(str(tiny_model), instances, folder / "alone", CONFIG)
+    alone, shared = ([row["metrics"] for row in Tail(folder / name / METRICS)] for name in ("alone", "short"))
+    assert [row["gradient_norm"] for row in shared] == pytest.approx([row["gradient_norm"] for row in alone], rel=1e-5)
+    one, two = (load_file(folder / name / "checkpoint" / "model.safetensors") for name in ("alone", "short"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
 
 
 @pytest.mark.slow
