@@ -27,13 +27,17 @@ demo: $(READY) ## Corpus, SFT, policy training by three methods, evaluation, rep
 	$(BIN)/awpo demo
 
 test: $(READY) ## The tests, two processes at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study and not browser" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not study and not browser and not cluster" -n 2 --dist loadfile
 
 test-long: $(READY) ## The tests that take many minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m study
 
 test-vllm: $(READY) ## The tests that need vLLM (make install-vllm first), which the others skip without it: minutes
 	OMP_NUM_THREADS=1 AWPO_VLLM_PYTHON=$${AWPO_VLLM_PYTHON:-$(CURDIR)/.venv-vllm/bin/python} $(BIN)/python -m pytest -m vllm
+
+test-cluster: $(READY) ## Whole pipelines on Postgres, which is killed in mid-run, and a sweep: minutes
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { echo "error: no Postgres; on Debian or Ubuntu: apt-get install postgresql" >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster
 
 test-browser: $(READY) ## Prefect's and MLflow's pages and the report in Chromium: minutes; pictures in .screenshots
 	@command -v chromium >/dev/null || { echo "error: no chromium; on Debian or Ubuntu: apt-get install chromium" >&2; exit 1; }

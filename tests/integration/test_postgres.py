@@ -31,9 +31,7 @@ def on_postgres(postgres: Any, bucket: Any, serve: Any, tmp_path_factory: pytest
         yield found
 
 
-def test_the_doctor_and_setup_are_content(on_postgres: Any) -> None:
-    done = on_postgres.awpo("setup")
-    assert done.returncode == 0, done.stderr
+def test_the_doctor_is_content_with_what_serve_has_set_up(on_postgres: Any) -> None:
     found = on_postgres.awpo("doctor")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "postgresql://mlflow@127.0.0.1" in found.stdout
