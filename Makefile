@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-cluster test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
