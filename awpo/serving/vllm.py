@@ -75,7 +75,8 @@ def serve_model(
         command += ["--dtype", "float32"]
     command += further
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    # PYTHONSAFEPATH: else a folder here of a package's name (z3 was seen) is imported in its place.
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; without a GPU it would take half of the memory
     # By itself vLLM binds its threads to cores, each server to the same ones, whoever else computes there.
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +28,7 @@ from awpo.events import RunLog
 from awpo.processes import StageFailed
 from awpo.serving.process import ModelServer
 from awpo.training.rollout_weights import write_weights
-from awpo.training.sharding import whole_weights
+from awpo.training.sharding import in_shards, whole_weights
 from awpo.training.vllm_server import Sampled, Sampling, ServerGone, VllmClient
 
 RESTARTS = 2
@@ -70,6 +70,10 @@ class VllmRollouts:
     def roll_out(self, trainer: Any, prompts: list[list[int]], group_size: int) -> tuple[list[list[int]], list[Any]]:
         """Completions and their log-probabilities for this process's `prompts`, token ids of which each stands
         `group_size` times in turn among those of all processes. All processes must ask."""
+        accelerator = trainer.accelerator
+        if accelerator.distributed_type == DistributedType.DEEPSPEED and in_shards(accelerator):
+            # Seen: the processes lose step with one another while the main one writes and probes.
+            raise UserError("policy.rollouts: vllm_server on CPUs goes with weights in shards by FSDP2, not by ZeRO-3")
         everyone: list[list[int]] = gather_object(prompts)
         metrics = trainer._metrics["train" if trainer.model.training else "eval"]
         found: list[Any] = [None]
