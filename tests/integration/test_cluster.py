@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,10 +105,10 @@ def ended(serving: Any, run: str) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("place", ["direct", "behind_a_server"])
 def test_a_database_that_is_killed_in_mid_run_costs_nothing(
-    place: str, postgres: Any, request: pytest.FixtureRequest, tmp_path: Path
+    place: str, postgres: Any, request: pytest.FixtureRequest
 ) -> None:
     serving = request.getfixturevalue(place)
-    out = tmp_path / "out"
+    out = serving.runs / "out"
     policy = {**TINY["policy"], "steps": STEPS, "save_every": STEPS}
     run = begin(serving, "train", **{**TINY, "policy": policy, "method": "awpo", "out": str(out)})
     metrics = out / "embedded-1m" / "seed-0" / "awpo" / "metrics.jsonl"
@@ -139,9 +138,9 @@ def test_a_database_that_is_killed_in_mid_run_costs_nothing(
     assert {item.path for item in client.list_artifacts(told["run_id"])} >= {"config.json", "logs"}
 
 
-def test_a_sweep_of_four_cells_at_once(direct: Any, tmp_path: Path) -> None:
+def test_a_sweep_of_four_cells_at_once(direct: Any) -> None:
     direct.ask("v2/concurrency_limits/gpu", {"limit": 4}, "PATCH")
-    out = tmp_path / "sweep"
+    out = direct.runs / "sweep"
     parameters = {**TINY, "models": ["embedded-1m"], "methods": ["grpo", "awpo"], "seeds": [0, 1], "init": "base"}
     run = begin(direct, "sweep", **parameters, out=str(out))
     found = wait_for(lambda: ended(direct, run), "it ends")

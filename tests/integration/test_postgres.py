@@ -39,13 +39,11 @@ def test_the_doctor_is_content_with_what_serve_has_set_up(on_postgres: Any) -> N
     assert not (on_postgres.runs / "prefect" / "prefect.db").exists()
 
 
-def test_a_run_is_in_the_databases_and_its_artifacts_in_s3(
-    on_postgres: Any, postgres: Any, bucket: Any, tmp_path: Path
-) -> None:
+def test_a_run_is_in_the_databases_and_its_artifacts_in_s3(on_postgres: Any, postgres: Any, bucket: Any) -> None:
     import psycopg
 
     small = {"train_dialogues": 12, "validation_dialogues": 2, "test_dialogues": 2}
-    run = on_postgres.run("prepare-data/prepare-data", out=str(tmp_path / "data"), corpus=small)
+    run = on_postgres.run("prepare-data/prepare-data", out=str(on_postgres.runs / "data"), corpus=small)
     with psycopg.connect(postgres.address("prefect")) as connection:
         [state] = connection.execute("select state_type from flow_run where id = %s", [run["id"]]).fetchone() or [None]
         assert state == "COMPLETED"
