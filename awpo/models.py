@@ -11,6 +11,9 @@ from awpo.errors import UserError
 from awpo.settings import read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "models"
+HARMLESS: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
+"""With these, transformers executes nothing of what it loads: weights from safetensors alone (other files of weights
+are pickles), and no code that lies beside them (asked about it, it would ask the terminal)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class ModelChoice:
     def address(self) -> str:
         """What the loaders take: a folder, or a hub id with its revision behind an "@"."""
         return f"{self.location}@{self.revision}" if self.revision else self.location
+
+
+def no_weights(folder: Path) -> str:
+    """Why a folder has no weights that are loaded, where it has others; else empty."""
+    pickles = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
+    if not pickles or any(folder.glob("*.safetensors")):
+        return ""
+    return f"its weights ({pickles[0]}) are a pickle, which could run anything; convert them to safetensors first"
 
 
 def preset_names() -> list[str]:

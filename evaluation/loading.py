@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from awpo.errors import UserError
+from awpo.models import HARMLESS, no_weights
 
 
 def load(folder: Path, dtype: Any) -> tuple[Any, Any]:
@@ -18,12 +19,13 @@ def load(folder: Path, dtype: Any) -> tuple[Any, Any]:
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} holds no tokenizer (no tokenizer.json); save it beside the model")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **HARMLESS
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"cannot load the model in {folder}: {str(error).splitlines()[0]}") from None
+        reason = no_weights(folder) or str(error).splitlines()[0]
+        raise UserError(f"cannot load the model in {folder}: {reason}") from None
     if report["missing_keys"]:
         name = sorted(report["missing_keys"])[0]
         raise UserError(f"{folder} lacks {len(report['missing_keys'])} weights of its model ({name}, ..); save it anew")

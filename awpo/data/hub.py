@@ -104,7 +104,7 @@ def fetch_files(source: HubSource) -> list[Path]:
         raise UserError(
             f"{source} cannot be reached ({reason:.160}); check the network, or give a file that you fetched yourself"
         ) from None
-    except ValueError as error:  # a set made by a script, or of no data file that the library knows
+    except (ValueError, RuntimeError) as error:  # a set made by a script, or of no data file that the library knows
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{source} cannot be read ({reason:.160}); fetch its files yourself") from None
     if not files:

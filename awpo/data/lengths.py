@@ -35,7 +35,9 @@ class Lengths:
         from transformers import AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(config.tokenizer, local_files_only=True)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                config.tokenizer, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"lengths.tokenizer: {config.tokenizer} holds no tokenizer ({reason:.120})") from None

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from awpo.chat import END_TOKENS
 from awpo.decoding import Decoder, Row, ends_at, uniform_numbers
 from awpo.errors import UserError
-from awpo.models import ModelChoice
+from awpo.models import HARMLESS, ModelChoice, no_weights
 
 MOST_ROWS = 64
 """Completions generated at once; fewer where their keys and values would pass the memory set aside."""
@@ -148,13 +149,13 @@ def load_engine(choice: ModelChoice) -> Engine:
 
     gpu = torch.cuda.is_available()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(choice.location, revision=choice.revision)
+        tokenizer = AutoTokenizer.from_pretrained(choice.location, revision=choice.revision, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            choice.location, revision=choice.revision, dtype="auto" if gpu else torch.float32
+            choice.location, revision=choice.revision, dtype="auto" if gpu else torch.float32, **HARMLESS
         )
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"cannot load the model {choice.address!r}: {first}; give a checkpoint's folder") from None
+        reason = no_weights(Path(choice.location)) or str(error).splitlines()[0]
+        raise UserError(f"cannot load the model {choice.address!r}: {reason}; give a checkpoint's folder") from None
     if not tokenizer.chat_template:
         raise UserError(f"{choice.address!r} has no chat template; save one with its tokenizer")
     return Engine(model.to("cuda") if gpu else model, tokenizer)

@@ -18,6 +18,7 @@ from transformers.training_args import TrainingArguments
 from awpo.artifacts import Stage, open_stage, write_atomically
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
+from awpo.models import HARMLESS, no_weights
 from awpo.training.identity import RESUME, WHOLE, TrainingIdentity, refuse_other_launch
 from awpo.training.sharding import process_state
 
@@ -139,7 +140,7 @@ def check_positions(location: str, tokens: int, what: str) -> None:
     """
     name, revision = split_revision(location)
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise _not_loaded(location, error) from None
     positions = getattr(config, "max_position_embeddings", None)
@@ -150,11 +151,14 @@ def check_positions(location: str, tokens: int, what: str) -> None:
 def load_policy(
     location: str, dtype: torch.dtype | str = torch.float32
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a folder or a hub id, "@" and a revision behind it; UserError where they can't be had."""
+    """Model and tokenizer of a folder or a hub id, "@" and a revision behind it; UserError where they can't be had.
+
+    Nothing of what is loaded is executed (`awpo.models.HARMLESS`).
+    """
     name, revision = split_revision(location)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype, **HARMLESS)
     except (OSError, ValueError) as error:
         raise _not_loaded(location, error) from None
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -163,8 +167,8 @@ def load_policy(
 
 
 def _not_loaded(location: str, error: Exception) -> UserError:
-    first = str(error).splitlines()[0]
-    return UserError(f"cannot load the model {location!r}: {first}; give a checkpoint's folder or a hub id")
+    reason = no_weights(Path(location)) or str(error).splitlines()[0]
+    return UserError(f"cannot load the model {location!r}: {reason}; give a checkpoint's folder or a hub id")
 
 
 def save_finished(
@@ -177,7 +181,7 @@ def save_finished(
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     write_atomically(folder / "method_card.json", json.dumps(card, indent=2, ensure_ascii=False, default=str) + "\n")
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype, **HARMLESS).state_dict()
     for name, tensor in model.state_dict().items():
         if name not in loaded or not loaded[name].equal(tensor.detach().cpu()):
             raise RuntimeError(f"{folder}: {name} was not saved as it was trained")
