@@ -13,6 +13,7 @@ from prefect import flow
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig, EndpointConfig, EvaluationConfig, RationaleConfig
 from evaluation.target import Target
+from flows.form_parameters import check_parameters
 from flows.parameters import PipelineSettings, read_pipeline
 from flows.pieces import THREADS_ALONE, prepare_instances
 from flows.preflight import check_out
@@ -52,6 +53,7 @@ def evaluate(
         corpus: The embedded corpus, where no instances are given
         endpoint: An endpoint that is evaluated in place of a checkpoint, which then is a name only
     """
+    check_parameters()
     layout = Layout(Path(out))
     check_out(layout.out)
     settings = {"checkpoint": checkpoint, "instances": instances, "evaluation": evaluation.model_dump(mode="json")}

@@ -20,6 +20,7 @@ from awpo.errors import UserError
 from awpo.types import content_hash
 from evaluation.nightly import MARGIN, Night
 from evaluation.nights import FLIPS, NIGHT, write_night
+from flows.form_parameters import check_parameters
 from flows.parameters import PositiveShare
 from flows.pieces import THREADS_ALONE
 from flows.preflight import check_writable
@@ -76,6 +77,7 @@ def nightly_regression(
         candidate: Alias of the candidate; where no version bears it, only the champion is evaluated
         evaluation: What is evaluated; the number of items decides how small a drop can be found
     """
+    check_parameters()
     tracking = connect()
     version = aliased_version(tracking, alias, name=name)
     if version is None:

@@ -13,6 +13,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
+from flows.form_parameters import check_parameters
 from flows.parameters import (
     Init,
     LaunchFile,
@@ -88,6 +89,7 @@ def pipeline(
         selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         corpus: The embedded corpus, where no data are given
     """
+    check_parameters()
     settings = PipelineSettings(
         model=model,
         methods=tuple(methods),

@@ -13,6 +13,7 @@ from prefect import flow
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
+from flows.form_parameters import check_parameters
 from flows.parameters import SourceFormat, read_pipeline
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
@@ -48,6 +49,7 @@ def prepare_data(
         selection: What is taken of the instances, in OUT/data/selected: near-duplicates, benchmarks, lengths, shares
         corpus: The embedded corpus, where no source is given
     """
+    check_parameters()
     layout = Layout(Path(out))
     check_out(layout.out)
     settings = {

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
+from flows.form_parameters import check_parameters
 from flows.parameters import Share
 from flows.pieces import THREADS_ALONE
 from flows.preflight import check_out
@@ -106,6 +107,7 @@ def promote(
         name: Name in the registry
         smoke: What the smoke evaluation runs; the validation split, so that no test split decides
     """
+    check_parameters()
     settings = {"candidate": candidate, "instances": instances, "smoke": smoke.model_dump(mode="json"), "name": name}
     check_out(Path(out))
     with stops_its_tasks(), parent_run("promote", Path(out), settings) as (tracking, run):

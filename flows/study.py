@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from awpo.artifacts import input_identity
 from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicySettings, RationaleConfig, SftSettings
 from awpo.data.settings import DecomposeConfig
+from flows.form_parameters import check_parameters
 from flows.parameters import Init, MethodName, ModelFolder, ModelName, Seeds, SourceFormat, StudySettings, read_study
 from flows.pieces import AT_ONCE, Failure, Settled, Start, error_of, make_start, prepare_instances
 from tasks.cancellation import stops_its_tasks
@@ -74,6 +75,7 @@ def study(
         decomposition: How dialogues become instances
         corpus: The embedded corpus, where no data are given
     """
+    check_parameters()
     settings = StudySettings(
         model=model,
         methods=tuple(methods),

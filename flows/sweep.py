@@ -15,6 +15,7 @@ from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.errors import UserError
 from awpo.models import resolve_model
 from flows.cells import Cells
+from flows.form_parameters import check_parameters
 from flows.parameters import (
     Init,
     LaunchFile,
@@ -86,6 +87,7 @@ def sweep(
         selection: What is taken of the instances: near-duplicates, benchmarks, lengths, shares; nothing goes by default
         corpus: The embedded corpus, where no data are given
     """
+    check_parameters()
     common = PipelineSettings(
         methods=tuple(methods),
         init=init,

@@ -12,6 +12,7 @@ from prefect import flow
 
 from awpo.artifacts import read_manifest
 from awpo.config import RationaleConfig
+from flows.form_parameters import check_parameters
 from flows.parameters import read_pipeline
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
@@ -41,6 +42,7 @@ def synthesize_rationales(
         out: Folder of the results, made where it is missing
         rationales: Who writes the reference rationales
     """
+    check_parameters()
     layout = Layout(Path(out))
     check_out(layout.out)
     settings = {"instances": instances, "rationales": rationales.model_dump(mode="json")}

@@ -127,6 +127,7 @@ def started_serving(folder: Path, extra: dict[str, str]) -> Iterator[Serving]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     environment |= {"AWPO_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "true"}
     environment["PYTHONPATH"] = str(ROOT)
+    environment["AWPO_ROOTS"] = str(folder.parent)  # the folders of tests, which runs from forms write to
     environment |= extra
     process = subprocess.Popen(
         [
