@@ -18,6 +18,7 @@ import typer
 from flows.cli_compare import compare
 from flows.cli_data import data_app
 from flows.cli_evaluate import evaluate_app
+from flows.cli_gc import gc
 from flows.cli_judge import judge_app
 from flows.cli_methods import methods
 from flows.cli_migrate import migrate
@@ -44,6 +45,7 @@ app.command()(plan)
 app.command()(doctor)
 app.command()(setup)
 app.command()(migrate)
+app.command()(gc)
 
 
 @app.command()
