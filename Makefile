@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-cluster test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-cluster test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics 
 
 study: $(READY) ## What a noisy judge does, method by method: hours; goes on where it stood, see docs/study.md
 	$(BIN)/awpo study --cells docs/study/cells.csv
+
+bench: $(READY) ## A training step against stock TRL's: three shapes, an hour; goes on where it stood (.bench-step.jsonl)
+	$(BIN)/python tests/benchmarks/bench_step.py
 
 bench-endpoint: $(READY) ## Judging over a slow endpoint against the ideal; a quiet machine, half a minute
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_endpoint.py
@@ -117,7 +120,7 @@ install-bfcl-v4: .venv-bfcl-v4/.ready ## BFCL v4's checkers and data, in an envi
 	@touch .venv-bfcl-v4/.ready
 
 clean: ## Remove caches and build leftovers; results in runs/ and environments stay
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutation.jsonl
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutation.jsonl .bench-step.jsonl
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## And the environments

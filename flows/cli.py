@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.cli_bench import bench_app
 from flows.cli_compare import compare
 from flows.cli_data import data_app
 from flows.cli_evaluate import evaluate_app
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(judge_app, name="judge")
 app.add_typer(evaluate_app, name="evaluate")
+app.add_typer(bench_app, name="bench")
 app.command()(compare)
 app.command()(study)
 app.command()(methods)

@@ -201,7 +201,7 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
         dataloader_num_workers=0,
         remove_unused_columns=False,
         shuffle_dataset=True,
-        # A process computes its micro-batch in as many forward passes as its lengths ask for (`compact_forward`), and
+        # A process computes its micro-batch in as many forward passes as its lengths ask for (`packed_forward`), and
         # the buffers of a model are constants: to send them at each pass would wait for passes that never come.
         ddp_broadcast_buffers=False,
         ddp_find_unused_parameters=False,

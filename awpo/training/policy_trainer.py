@@ -4,9 +4,10 @@ TRL keeps weight sync, the loss, checkpoints, ZeRO and FSDP. Its hooks that are 
 pinned exactly and a test fails when one of them moves:
 `_calculate_rewards` (scores the rollouts and keeps what advantages need), `_generate_and_score_completions`
 (replaces the advantages and adds the clip radius of each row), `_compute_loss` (a radius per row),
-`_tokenize_prompts` (a rendered prompt gets no second beginning); for checkpoints at any step `_save_rng_state`,
-`_load_optimizer_and_scheduler` and `_get_train_sampler`. On a CPU two more, for speed alone: `_generate_single_turn`
-(rollouts by `awpo.decoding`) and `_get_per_token_logps_and_entropies` (log-probabilities without common padding).
+`_tokenize_prompts` (a rendered prompt gets no second beginning), `_generate_single_turn` (on a CPU, rollouts by
+`awpo.decoding`); in `awpo.training.packed_trainer` `_prepare_inputs` (rows are shuffled by whole groups) and
+`_get_per_token_logps_and_entropies` (each prompt computed once); in `awpo.training.resumable_trainer`, for checkpoints
+at any step, `_save_rng_state`, `_load_optimizer_and_scheduler` and `_get_train_sampler`.
 
 Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of a micro-batch.
 """
@@ -18,30 +19,26 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather, gather_object, send_to_device
-from trl import GRPOTrainer
+from accelerate.utils import gather, gather_object
 
 from awpo.advantages import estimate
 from awpo.decoding import Decoder, Row, uniform_numbers
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.methods import Method
-from awpo.training.compact_forward import in_pieces
 from awpo.training.dynamic_sampling import replace_groups, teaching_groups, varying_groups
-from awpo.training.rollout_buffer import EpochOrder, RolloutState
+from awpo.training.packed_trainer import PackedTrainer
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
-from awpo.training.sharding import in_shards, whole_weights
+from awpo.training.sharding import whole_weights
 from awpo.training.vllm_rollouts import DIFFERENCE, VllmRollouts, refuse_stale
 from awpo.types import Instance
 
 # Rollouts in one batch of the CPU's loop: it is packed anew as rows end.
 ROLLOUTS_AT_ONCE = 128
-PLAIN_ARGUMENTS = ("batch_size", "compute_entropy", "compute_aux_loss")
 SPENT = ("seconds/judge", "seconds/rollout", "tokens/rollout")
 # What advantages are made of, a column (B,) each.
 COLUMNS = ("format", "correct", "overlong", "reasoning", "r_min", "r_max")
@@ -52,7 +49,7 @@ def scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
     raise RuntimeError("rewards are computed in PolicyTrainer._calculate_rewards")
 
 
-class PolicyTrainer(GRPOTrainer):
+class PolicyTrainer(PackedTrainer):
     """Trains by `method`. Rows of the dataset: `prompt` (text, already rendered with its tools) and `index`, which
     points into `instances`."""
 
@@ -80,54 +77,9 @@ class PolicyTrainer(GRPOTrainer):
         self._judge_wait = 0.0
         self._watch = RolloutWatch(method, self._warn)
         self._draws: list[Drawn] = []
+        self._prepare_packing(self._warn)
         self._told: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-
-    # Checkpoints: TRL leaves out the rollouts and the position in them.
-
-    def _get_train_sampler(self, dataset: Any = None) -> EpochOrder:
-        rollouts, arguments = self.args.generation_batch_size, self.args
-        prompts = rollouts // self.num_generations
-        order = EpochOrder(
-            data_source=self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=self.num_generations,
-            batch_size=prompts,
-            repeat_count=self.num_iterations * arguments.steps_per_generation,
-            seed=arguments.seed,
-            epoch=lambda: self.state.global_step // steps_per_epoch,
-        )
-        steps_per_rollout = (
-            arguments.steps_per_generation * self.num_iterations // arguments.gradient_accumulation_steps
-        )
-        steps_per_epoch = order.num_samples // prompts * steps_per_rollout
-        return order
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Each process writes its rollouts beside its random numbers."""
-        super()._save_rng_state(output_dir)
-        in_use = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        RolloutState(
-            micro_batches=self._step,
-            buffer=list(self._buffered_inputs or []) if in_use else [],
-            metrics=dict(self._metrics["train"]),
-            memory=self._watch.memory,
-            processes=self.accelerator.num_processes,
-        ).write(Path(output_dir), self.accelerator.process_index)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # every process has written its part before it is marked as whole
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        accelerator = self.accelerator
-        state = RolloutState.read(Path(checkpoint), accelerator.process_index, accelerator.num_processes)
-        self._step = state.micro_batches
-        self._buffered_inputs = [send_to_device(part, accelerator.device) for part in state.buffer] or None
-        self._metrics["train"].update(state.metrics)
-        self._watch.memory = state.memory
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
@@ -176,6 +128,7 @@ class PolicyTrainer(GRPOTrainer):
         if self.use_vllm:
             difference = self._metrics["train" if self.model.training else "eval"][DIFFERENCE][-1]
             refuse_stale(difference, self.scorer.config, "the log-probabilities of its rollouts")
+        self._drawn_logps = None
         assert self._scored is not None
         drawn = Drawn(*self._scored)
         self._draws.append(drawn)
@@ -297,36 +250,11 @@ class PolicyTrainer(GRPOTrainer):
                     pass
             finally:
                 model.train(training)
+        # The policy that drew them is the old policy of the loss: what it was sure of is known, in float32.
+        aligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+        if self._packs and not aligned and model.dtype == torch.float32:
+            self._drawn_logps = [row.logprobs for row in rows]
         return [row.output for row in rows]
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *rest: Any,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **named: Any,
-    ) -> Any:
-        forward = super()._get_per_token_logps_and_entropies
-        named |= {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-        pictures = any(value is not None for name, value in named.items() if name not in PLAIN_ARGUMENTS)
-        if self.accelerator.device.type != "cpu" or not self._whole_model or compute_aux_loss or pictures or rest:
-            return forward(model, input_ids, attention_mask, logits_to_keep, *rest, **named)
-        return in_pieces(
-            lambda ids, mask, width: forward(model, ids, mask, width, compute_entropy=compute_entropy),
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-        )
-
-    @property
-    def _whole_model(self) -> bool:
-        """Whether this process has all weights at hand. Where they are shared out (ZeRO-3, FSDP), every process must
-        make the same forward passes."""
-        return not in_shards(self.accelerator)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         low, high = self.epsilon_low, self.epsilon_high
@@ -335,10 +263,13 @@ class PolicyTrainer(GRPOTrainer):
         # The store takes means over the micro-batches of a step.
         total = self.accelerator.reduce(tokens, reduction="sum").item() * self.current_gradient_accumulation_steps
         self._metrics["train" if self.model.training else "eval"]["tokens/update"].append(total)
+        # Rows without an advantage have no gradient, where the loss has no other term.
+        if self.beta == 0 and not self._entropy_bonus_enabled:
+            self._idle = inputs["advantages"] == 0
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self.epsilon_low, self.epsilon_high = low, high
+            self.epsilon_low, self.epsilon_high, self._idle = low, high, None
 
     def _tell(self, rows: list[int]) -> None:
         """Hands the metrics of the groups that are trained on to TRL's store (docs/metrics.md), which averages them

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import awpo.decoding
+import awpo.prompt_memory
 from awpo.decoding import choose
 from awpo.endpoint_cache import EndpointCache
 from awpo.errors import UserError
@@ -80,7 +81,7 @@ def test_batch_size_and_order_change_nothing(generator: LocalGenerator, temperat
 def test_memory_set_aside_changes_nothing(generator: LocalGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     free = generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8))
     monkeypatch.setattr(awpo.decoding, "CACHE_BYTES", 1)
-    monkeypatch.setattr(awpo.decoding, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(awpo.prompt_memory, "PREFILL_TOKENS", {"cpu": 1, "cuda": 1})
     sizes = [len(batch) for batch in generator.decoder._batches(generator._rows(PROMPTS, Sampling(2, 1.0, 8))[0], 64)]
     assert set(sizes) == {1}
     assert generator.generate(PROMPTS, Sampling(samples=2, temperature=1.0, max_tokens=8)) == free
@@ -112,13 +113,13 @@ def test_sampling_follows_the_model_at_the_temperature() -> None:
     count, temperature = 60_000, 0.5
     logits = torch.tensor([[0.0, -float("inf"), 1.0, 0.5]]).expand(count, -1)
     uniform = torch.rand(count, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = choose(logits, uniform, torch.ones(count, dtype=torch.bool), temperature)[:, 0]
+    drawn = choose(logits, uniform, torch.ones(count, dtype=torch.bool), temperature)[0][:, 0]
     shares = torch.bincount(drawn, minlength=4) / count
     expected = (logits[0] / temperature).softmax(-1)
     assert shares[1] == 0
     assert torch.allclose(shares, expected, atol=0.01)  # five standard deviations
     edges = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
-    assert choose(logits[:2], edges, torch.ones(2, dtype=torch.bool), 1.0)[:, 0].tolist() == [0, 3]
+    assert choose(logits[:2], edges, torch.ones(2, dtype=torch.bool), 1.0)[0][:, 0].tolist() == [0, 3]
 
 
 def test_an_end_token_ends_its_row_and_no_other(checkpoint: Path, make_checkpoint: Callable[..., Path]) -> None:

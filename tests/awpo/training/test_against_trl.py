@@ -269,9 +269,11 @@ class Batch:
         trainer._generate_single_turn = lambda *_: (self.ids, None)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 2
-        torch.manual_seed(5)  # TRL shuffles the rows of a rollout over its micro-batches
         rows = [dict(self.rows[number // GROUP]) for number in range(len(self.ids))]
-        trainer._prepare_inputs(rows)
+        with pytest.MonkeyPatch.context() as patch:  # each shuffles the rows of a rollout in a way of its own
+            patch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda rows: rows)
+            patch.setattr("awpo.training.packed_trainer.shuffled", lambda rows, _: rows)
+            trainer._prepare_inputs(rows)
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
             for parameter in trainer.model.parameters():

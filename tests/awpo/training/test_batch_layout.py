@@ -123,7 +123,7 @@ def gradient_of_step(
     mine = share(batch, trainer.accelerator.process_index, trainer.accelerator.num_processes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "_generate_and_score_completions", lambda inputs: mine)
-        patch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda rows: rows)
+        patch.setattr("awpo.training.packed_trainer.shuffled", lambda rows, _: rows)
         trainer.train()
     return stop.gradient
 

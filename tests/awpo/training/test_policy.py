@@ -81,6 +81,7 @@ def test_the_hooks_that_are_overridden_are_where_they_were() -> None:
             "has_tool_images",
         ],
         "_tokenize_prompts": ["self", "prompts"],
+        "_prepare_inputs": ["self", "generation_batch"],
         "_get_train_sampler": ["self", "dataset"],
         "_save_rng_state": ["self", "output_dir"],
         "_save_checkpoint": ["self", "model", "trial"],
