@@ -176,15 +176,17 @@ def _check_value(value: Any) -> None:
     for _ in range(DEEPEST_VALUE):
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                below.extend(item.keys())
-                below.extend(item.values())
-            elif isinstance(item, list):
+            kind = type(item)  # JSON has no subclasses
+            if kind is str:
+                if not item.isascii() and _SURROGATES.search(item):
+                    raise _CannotRead("a string holds a lone surrogate")
+            elif kind is dict:
                 below.extend(item)
-            elif isinstance(item, float) and not math.isfinite(item):
+                below.extend(item.values())
+            elif kind is list:
+                below.extend(item)
+            elif kind is float and not math.isfinite(item):
                 raise _CannotRead("a number is out of range")
-            elif isinstance(item, str) and not item.isascii() and _SURROGATES.search(item):
-                raise _CannotRead("a string holds a lone surrogate")
         if not below:
             return
         level = below

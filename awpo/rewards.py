@@ -44,9 +44,14 @@ def json_equal(left: Any, right: Any) -> bool:
 
 def jaccard(left: Iterable[str], right: Iterable[str]) -> float:
     """Multiset Jaccard index in [0, 1]: |a and b| / |a or b|; two empty collections agree (1)."""
-    a, b = Counter(iter(left)), Counter(iter(right))  # iter: Counter takes a dict's values for counts
-    union = (a | b).total()
-    return (a & b).total() / union if union else 1.0
+    a, b = list(left), list(right)
+    once_a, once_b = set(a), set(b)
+    if len(once_a) == len(a) and len(once_b) == len(b):  # as the keys of an object are; counting takes twice as long
+        shared = len(once_a & once_b)
+    else:
+        shared = (Counter(a) & Counter(b)).total()
+    union = len(a) + len(b) - shared
+    return shared / union if union else 1.0
 
 
 def _agreement(reference: ToolCall, predicted: ToolCall, equal: Callable[[Any, Any], bool]) -> float:
