@@ -42,3 +42,11 @@ def test_a_key_may_stand_in_two_mappings_and_replace_one_that_is_merged(tmp_path
 def test_a_missing_yaml_file_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         read_yaml(tmp_path / "missing.yaml")
+
+
+def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.yaml").write_text(f"model: !!python/object/apply:os.mkdir [{ran}]\n")
+    with pytest.raises(UserError, match=r"evil\.yaml is not YAML in line 1.*could not determine a constructor"):
+        read_yaml(tmp_path / "evil.yaml")
+    assert not ran.exists()
