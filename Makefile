@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-cluster test-vllm test-browser mutation serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data help demo test test-long test-cluster test-vllm test-browser mutation fuzz serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -45,6 +45,13 @@ test-browser: $(READY) ## Prefect's and MLflow's pages and the report in Chromiu
 
 mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics noticed by a test? About an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --output .mutation.jsonl
+
+# atheris has wheels for Python 3.11 on Linux alone.
+FUZZ_SECONDS ?= 600
+fuzz: $(READY) ## Search for inputs that the parsers and readers cannot bear: FUZZ_SECONDS (600) for each of five
+	@infra/install.sh pip $(VENV) -c constraints.txt -e '.[fuzz]'
+	for target in $$(ls tests/fuzz/corpus); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py $$target --seconds $(FUZZ_SECONDS) || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/growth.py
 
 study: $(READY) ## What a noisy judge does, method by method: hours; goes on where it stood, see docs/study.md
 	$(BIN)/awpo study --cells docs/study/cells.csv

@@ -149,10 +149,10 @@ def read_grades(text: str) -> dict[str, float] | None:
 
 
 def read_reason(text: str) -> str:
-    """The line in which an answer gives its reason; empty where it gives none."""
+    """The line in which an answer gives its reason, as text that a file can hold; empty where it gives none."""
     answer = text.rpartition("</think>")[2][-_LONGEST_ANSWER:]
     reasons = [value["reason"] for value in _objects(answer) if isinstance(value.get("reason"), str)]
-    return reasons[-1].strip() if reasons else ""
+    return reasons[-1].strip().encode("utf-8", "replace").decode("utf-8") if reasons else ""
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

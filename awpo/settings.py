@@ -53,12 +53,14 @@ class Settings(BaseModel):
         """The first thing wrong, in words of a settings file and not of Python."""
         # A required key that is misspelt is missing and unknown: the second says more.
         first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-        place = _place(first["loc"])
+        place = _place(first)
         key = ".".join(map(str, place))
         if first["type"] == "extra_forbidden":
             known = list(cls._fields_at(place[:-1]))
             near = difflib.get_close_matches(str(place[-1]), known, n=1)
-            return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
+            return f"unknown key {key[:200]!r}; " + (
+                f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            )
         if first["type"] == "missing":
             field = cls._fields_at(place[:-1]).get(str(place[-1]))
             meaning = f" ({field.description})" if field and field.description else ""
@@ -68,11 +70,11 @@ class Settings(BaseModel):
             return f"{key}: {message}" if key else message
         wanted, given = _wanted(first, errors), first.get("input")
         if not wanted:
-            return f"{key or 'settings'}: {first['msg']} (got {given!r:.200})"
+            return f"{key or 'settings'}: {first['msg']} (got {_shown(given)})"
         expected = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
         near = difflib.get_close_matches(given, expected, n=1) if isinstance(given, str) else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        shown = "empty" if given is None else f"{given!r:.200}"
+        shown = "empty" if given is None else _shown(given)
         return f"{key or 'settings'}: must be {wanted}, not {shown}{hint}"
 
     @classmethod
@@ -83,6 +85,13 @@ class Settings(BaseModel):
             inner = [field.annotation, *get_args(field.annotation)] if field else []
             cls = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, Settings)), cls)
         return cls.model_fields
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return "a number of too many digits"
 
 
 def _effect(value: Any) -> Any:
@@ -108,23 +117,43 @@ _WANTED = {
 }
 
 
-def _place(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _place(error: Any) -> tuple[str | int, ...]:
     """Where in the settings an error is; pydantic also names the kind of a value that may be of several."""
-    return tuple(part for part in location if not (isinstance(part, str) and "[" in part))
+    *outer, last = error["loc"] or ("",)
+    known = [part for part in outer if not (isinstance(part, str) and "[" in part)]
+    own = error["type"] == "extra_forbidden"  # then the last is a key as it was given, whatever stands in it
+    return tuple([*known, last] if last != "" and (own or not (isinstance(last, str) and "[" in last)) else known)
 
 
 def _wanted(first: Any, errors: list[Any]) -> str:
     """What may stand where `first` is wrong, all kinds together; empty for an error that is not known here."""
     found = []
     for error in errors:
-        if _place(error["loc"]) == _place(first["loc"]):
+        if _place(error) == _place(first):
             text = next((text for start, text in _WANTED.items() if error["type"].startswith(start)), "")
             found.append(text.format(**error.get("ctx", {})))
     return " or ".join(found) if all(found) else ""
 
 
+LARGEST_TEXT = 2**20
+"""Characters of a settings file; PyYAML needs some ten seconds for so many."""
+DEEPEST, MOST_VALUES = 64, 100_000
+"""How deeply the values of a settings file may be nested, and how many it may have."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without repeated keys, of which PyYAML takes the last and says nothing."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            told = f"its values are nested more than {DEEPEST} deep"
+            raise yaml.MarkedYAMLError(problem=told, problem_mark=self.peek_event().start_mark)
+        node: yaml.Node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -133,7 +162,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if (first := lines.get((key.tag, key.value))) is not None:
-                told = f"the key {key.value!r} stands there again, first in line {first}"
+                told = f"the key {key.value[:200]!r} stands there again, first in line {first}"
                 raise yaml.MarkedYAMLError(problem=told, problem_mark=key.start_mark)
             lines[key.tag, key.value] = key.start_mark.line + 1
         return node
@@ -141,7 +170,36 @@ class _Loader(yaml.SafeLoader):
 
 def load_yaml(text: str) -> Any:
     """The value of a YAML text. Raises yaml.YAMLError where it is none, or a mapping has a key twice."""
-    return yaml.load(text, _Loader)
+    if len(text) > LARGEST_TEXT:
+        raise yaml.YAMLError(f"it has {len(text)} characters, more than {LARGEST_TEXT}")
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _expanded(node, {})
+        return loader.construct_document(node)
+    except (LookupError, AttributeError, OverflowError) as error:  # of PyYAML, for tags such as `!!bool maybe`
+        raise yaml.YAMLError(f"a value is not what its tag says ({type(error).__name__}: {error})") from None
+    finally:
+        loader.dispose()
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for, aliases written out. Raises yaml.YAMLError for more than MOST_VALUES.
+
+    A few lines of aliases of aliases stand for billions, which whoever copies or prints them would find out.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES  # an alias of what it stands in has no end
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in inner)
+    if known[id(node)] >= MOST_VALUES:
+        told = f"with its aliases written out it has more than {MOST_VALUES} values"
+        raise yaml.MarkedYAMLError(problem=told, problem_mark=node.start_mark)
+    return known[id(node)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -156,7 +214,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         at = f" in line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{path} is not YAML{at}: {reason}; mend it") from None
+        raise UserError(f"{path} is not YAML{at}: {reason[:300]}; mend it") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping of keys to values")
     return values

@@ -20,15 +20,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from awpo.chat import DEEPEST_VALUE
 from awpo.types import ToolCall
 
+_OPENING = re.compile(r"\[\s*")
 _SPACE = re.compile(r"\s*")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+# Nothing is given back ("++"): a long number with a letter behind it would be tried in every division.
+_NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?(?![\w.])")
 _WORD = re.compile(r"[^\W\d]\w*")
 _PLAIN = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _NOT_IN_KEY = re.compile(r"[=,()\[\]{}'\"]")
@@ -60,7 +62,7 @@ class _CannotRead(Exception):
 
 
 def scan_calls(
-    text: str, names: Iterable[str] = (), *, unescaped_quotes: bool = False
+    text: str, names: Iterable[str] | Names = (), *, unescaped_quotes: bool = False
 ) -> tuple[tuple[ToolCall, ...], Problem | None]:
     """The calls that `text` holds, all of it, and what was not understood (None: nothing).
 
@@ -89,21 +91,60 @@ def scan_literal(text: str) -> tuple[Any, Problem | None]:
     return value, None
 
 
-def begins_call(text: str, names: Iterable[str]) -> int:
+def begins_call(text: str, names: Iterable[str] | Names) -> int:
     """Where in `text` a call in brackets of one of `names` begins, -1 where nowhere."""
-    if "[" not in text:
-        return -1
-    options = "|".join(sorted({re.escape(name.strip()) for name in names if name.strip()}, key=len, reverse=True))
-    found = re.search(rf"\[\s*(?:{options})\s?\(", text) if options else None
-    return found.start() if found else -1
+    tree = _names(names).all
+    return next((at.start() for at in _OPENING.finditer(text) if _is_called(tree, text, at.end())), -1)
+
+
+def _is_called(tree: dict[str, Any], text: str, at: int) -> bool:
+    return any(text.startswith("(", end + text[end : end + 1].isspace()) for end in _ends(tree, text, at))
+
+
+class Names:
+    """Names of tools, made once for many texts.
+
+    They are held by their characters, one after the other, with "" where a name ends. So the time for a text does not
+    grow with their number.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.all: dict[str, Any] = {}
+        self.bracketed: dict[str, Any] = {}
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        _plant(self.all, name.strip())
+        if _NOT_IN_NAME.search(name):
+            _plant(self.bracketed, name)
+
+
+def _names(names: Iterable[str] | Names) -> Names:
+    return names if isinstance(names, Names) else Names(names)
+
+
+def _plant(tree: dict[str, Any], name: str) -> None:
+    if name:
+        for character in name:
+            tree = tree.setdefault(character, {})
+        tree[""] = {}
+
+
+def _ends(tree: dict[str, Any], text: str, at: int) -> Iterator[int]:
+    """Where the names that stand at `at` end, the shortest first."""
+    while tree:
+        if "" in tree:
+            yield at
+        character = text[at : at + 1]
+        tree, at = tree.get(character, {}) if character else {}, at + 1
 
 
 class _Scanner:
-    def __init__(self, text: str, names: Iterable[str], unescaped_quotes: bool) -> None:
+    def __init__(self, text: str, names: Iterable[str] | Names, unescaped_quotes: bool) -> None:
         self.text, self.at, self.unescaped_quotes = text, 0, unescaped_quotes
         self.calls: list[ToolCall] = []
-        # The longest first: "Find (all)" before "Find (".
-        self.names = sorted((name for name in names if _NOT_IN_NAME.search(name)), key=len, reverse=True)
+        self.names = _names(names).bracketed
 
     def space(self) -> str:
         """Skips white space; the character after it, "" at the end."""
@@ -137,13 +178,14 @@ class _Scanner:
 
     def name(self) -> str:
         self.space()
-        for name in self.names:
-            if self.text.startswith(name, self.at):
-                end = self.at + len(name)
-                following = _SPACE.match(self.text, end)
-                if following and self.text.startswith("(", following.end()):
-                    self.at = end
-                    return name
+        longest = -1  # "Find (all)" before "Find ("
+        for end in _ends(self.names, self.text, self.at):
+            following = _SPACE.match(self.text, end)
+            if following and self.text.startswith("(", following.end()):
+                longest = end
+        if longest >= 0:
+            start, self.at = self.at, longest
+            return self.text[start:longest]
         found = _NOT_IN_NAME.search(self.text, self.at)
         if not found or found[0] != "(":
             raise _CannotRead(found.start() if found else len(self.text), "a name and '(' were expected")

@@ -30,6 +30,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from awpo.types import canonical_json
+
 # Word in lower case -> JSON Schema type; "" is a value of any type.
 TYPE_WORDS: dict[str, str] = {
     "string": "string",
@@ -79,6 +81,9 @@ TYPE_WORDS: dict[str, str] = {
     "any": "",
 }
 
+LONGEST_TYPE = 4096
+"""Characters of a type in words, nested brackets and all; what is longer is none."""
+
 # Types as only Python-style sources write them; such a source marks each optional parameter as such.
 _PYTHON_TYPE = re.compile(r"(?:str|bool|any)(?:\W|$)|(?:list|dict|tuple|set|union|optional|callable)\[|.*,\s*optional")
 
@@ -113,6 +118,8 @@ def parse_type(text: str) -> tuple[dict[str, Any], bool]:
 
     Raises ValueError for a word that is not in `TYPE_WORDS` or for brackets that do not match.
     """
+    if len(text) > LONGEST_TYPE:
+        raise ValueError(f"unknown type {text[:60]!r}")
     first, *marks = _split_arguments(text)
     optional = False
     for mark in marks:
@@ -162,7 +169,7 @@ def _union(parsed: list[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
 
 
 def _any_of(options: list[dict[str, Any]]) -> dict[str, Any]:
-    distinct = [option for index, option in enumerate(options) if option not in options[:index]]
+    distinct = list({canonical_json(option): option for option in options}.values())
     if len(distinct) == 1:
         return distinct[0]
     if {} in distinct:

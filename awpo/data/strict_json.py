@@ -37,7 +37,7 @@ class StrictDecoder:
         if len(value) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            self._faults.append(f"the key {twice!r} is given twice in one object")
+            self._faults.append(f"the key {twice[:200]!r} is given twice in one object")
         return value
 
     def _integer(self, text: str) -> int:
@@ -77,18 +77,23 @@ class StrictDecoder:
                 parse_float=self._float,
                 parse_int=self._integer,
             )
-            value, end = decoder.raw_decode(text, start)
+            try:
+                value, end = decoder.raw_decode(text, start)
+            except RecursionError:
+                return None, _end_of_container(text, start), "the value is nested too deeply"
         escaped = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
         if not self._faults and escaped and not is_encodable(value):
-            self._faults.append("a string holds a lone surrogate, which no file can hold")
+            self._faults.append(
+                "a string holds a lone surrogate, which no file can hold, or the value is nested too deeply"
+            )
         return value, end, self._faults[0] if self._faults else None
 
 
 def is_encodable(value: Any) -> bool:
-    """Whether a JSON value can be written as UTF-8, that is, holds no lone surrogate."""
+    """Whether a JSON value can be written as UTF-8: it holds no lone surrogate, and is not nested too deeply."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         return False
     return True
 

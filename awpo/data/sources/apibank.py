@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from awpo.data.call_syntax import scan_calls
+from awpo.data.call_syntax import Names, scan_calls
 from awpo.data.sources.base import RowError, Source, dialogue_hash, read_tool, read_value
 from awpo.data.strict_json import StrictDecoder, dump
 from awpo.types import Dialogue, Message, Tool, ToolCall, content_hash
@@ -131,30 +131,36 @@ class _Reader:
     def __init__(self, tools: list[Tool]) -> None:
         self.messages: list[Message] = []
         self.tools: dict[str, Tool] = {}
+        self.names = Names()
+        self.replied: list[str] = []  # what the AI has said since anything else was
         self.offer(tools)
 
     def offer(self, tools: list[Tool]) -> None:
         for tool in tools:
             self.tools.setdefault(tool.name, tool)
+            self.names.add(tool.name)
 
     def reply(self, text: str) -> None:
         """What the AI says; twice in a row is one reply."""
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last.role == "assistant" and not last.tool_calls:
-            self.messages[-1] = replace(last, content=f"{last.content}\n{text}")
-        else:
-            self.messages.append(Message("assistant", text))
+        self.replied.append(text)
+
+    def add(self, message: Message) -> None:
+        """Any other message, after what the AI has said before it."""
+        if self.replied:
+            self.messages.append(Message("assistant", "\n".join(self.replied)))
+            self.replied = []
+        self.messages.append(message)
 
     def request(self, text: str, where: str) -> None:
         """A request in code, `[Name(key='value')]`."""
-        calls, problem = scan_calls(text, self.tools, unescaped_quotes=True)
+        calls, problem = scan_calls(text, self.names, unescaped_quotes=True)
         if problem is not None or len(calls) != 1:
             raise RowError("a call that cannot be read", f"{where}, {problem or f'{len(calls)} calls'}")
-        self.messages.append(Message("assistant", None, (_typed(calls[0], self.tools),)))
+        self.add(Message("assistant", None, (_typed(calls[0], self.tools),)))
 
     def result(self, text: str) -> None:
         name = self.messages[-1].tool_calls[0].name
-        self.messages.append(Message("tool", text, name=name))
+        self.add(Message("tool", text, name=name))
         if name == SEARCHER["name"]:
             try:
                 self.offer(_found_tools(read_value(text)))
@@ -168,16 +174,16 @@ class _Reader:
 
 def _turns(text: str) -> list[tuple[str, str]]:
     """(speaker, text) of each turn; a line without a speaker goes on with the turn before, "" speaks before the first."""
-    turns: list[tuple[str, str]] = []
+    turns: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         speaker = next((name for name in _SPEAKERS if line.startswith(name)), None)
         if speaker is not None:
-            turns.append((speaker, line[len(speaker) :]))
+            turns.append((speaker, [line[len(speaker) :]]))
         elif turns:
-            turns[-1] = (turns[-1][0], f"{turns[-1][1]}\n{line}")
+            turns[-1][1].append(line)
         else:
-            turns.append(("", line))
-    return [(speaker, said.strip()) for speaker, said in turns]
+            turns.append(("", [line]))
+    return [(speaker, "\n".join(said).strip()) for speaker, said in turns]
 
 
 def read(row: Mapping[str, Any]) -> Dialogue:
@@ -190,7 +196,7 @@ def read(row: Mapping[str, Any]) -> Dialogue:
         if speaker == "":
             reader.offer(_listed_tools(text, "input"))
         elif speaker == "User:":
-            reader.messages.append(Message("user", text))
+            reader.add(Message("user", text))
         elif speaker == "AI:":
             reader.reply(text)
         elif speaker == _REQUEST:

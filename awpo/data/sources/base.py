@@ -6,7 +6,7 @@ import marshal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from awpo.chat import DEEPEST_VALUE
 from awpo.data import schema, strict_json
@@ -171,9 +171,21 @@ def action(calls: tuple[ToolCall, ...]) -> Message:
     return Message("assistant", None if calls else NO_CALL_REPLY, calls)
 
 
-def read_results(text: str, calls: tuple[ToolCall, ...]) -> list[Message]:
+class CallNames(NamedTuple):
+    """What the calls of a step are named, and the name that they all have, if they have one."""
+
+    names: list[str]
+    common: str | None
+
+    @classmethod
+    def of(cls, calls: tuple[ToolCall, ...]) -> CallNames:
+        names = [call.name for call in calls]
+        return cls(names, names[0] if len(set(names)) == 1 else None)
+
+
+def read_results(text: str, calls: CallNames) -> list[Message]:
     """One tool message per call where the text lists one object per call, each with its name; else one message."""
-    names = [call.name for call in calls]
+    names = calls.names
     try:
         value = strict_json.parse(text)
     except ValueError:
@@ -183,7 +195,7 @@ def read_results(text: str, calls: tuple[ToolCall, ...]) -> list[Message]:
             Message("tool", strict_json.dump(part, spaced=True), name=name)
             for part, name in zip(value, names, strict=True)
         ]
-    return [Message("tool", text, name=names[0] if len(set(names)) == 1 else None)]
+    return [Message("tool", text, name=calls.common)]
 
 
 def row_id(value: Any, prefix: str, tools: tuple[Tool, ...], messages: tuple[Message, ...]) -> str:

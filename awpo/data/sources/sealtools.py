@@ -32,7 +32,7 @@ from awpo.types import Dialogue, Message
 SOURCE_NAME = "sealtools"
 _TOOLS_KEYS, _CALLS_KEYS = ("tools", "api_list"), ("calling", "answers")
 _LABEL = re.compile(r"\s*API_call_\d+\s*\Z")
-_PROMPT = re.compile(r"api_list = (.*)\ntask_instruction = (.*?)\s*(?:\nOutput:\s*)?\Z", re.DOTALL)
+_TOOLS_MARK, _QUERY_MARK, _END_MARK = "api_list = ", "\ntask_instruction = ", "\nOutput:"
 
 
 def _own_words(value: Any, keys: tuple[str, ...]) -> bool:
@@ -63,9 +63,8 @@ def _prompt(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
         return None
     if not all(isinstance(turn, Mapping) and isinstance(turn.get("value"), str) for turn in turns):
         return None
-    start = turns[0]["value"].find("api_list = ")
-    match = _PROMPT.match(turns[0]["value"], start) if start >= 0 else None
-    return (match[1].strip(), match[2].strip(), turns[1]["value"]) if match else None
+    tools, found, query = turns[0]["value"].partition(_TOOLS_MARK)[2].rpartition(_QUERY_MARK)
+    return (tools.strip(), query.rstrip().removesuffix(_END_MARK).strip(), turns[1]["value"]) if found else None
 
 
 def _query(text: str) -> str:

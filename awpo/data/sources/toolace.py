@@ -19,8 +19,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from awpo.data.call_syntax import begins_call, scan_calls
+from awpo.data.call_syntax import Names, begins_call, scan_calls
 from awpo.data.sources.base import (
+    CallNames,
     RowError,
     Source,
     read_results,
@@ -43,6 +44,7 @@ _LAYOUT = re.compile(
     r"|You should only return the function calls? in (?:the )?tools? call sections?\.?)",
     re.IGNORECASE,
 )
+_LIKE_CALLS = re.compile(r"\s*\[[^\[\]()\n]{1,80}\([^()\n=]*+=[^\n]*\)\s*\]\s*\Z")
 _ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "tool": "tool", "observation": "tool"}  # fmt: skip
 _LISTS_TRIED = 8
 
@@ -92,20 +94,20 @@ def _without_layout(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _step(text: str, names: Mapping[str, str], where: str) -> Message:
+def _step(text: str, names: Mapping[str, str], offered: Names, where: str) -> Message:
     """An assistant's turn. `names` maps the tools' names, without blanks at their ends, to the names themselves."""
     thought, body = split_thought(text)
     if body.lstrip().startswith("["):
-        calls, problem = scan_calls(body, names)
+        calls, problem = scan_calls(body, offered)
         if problem is None and calls:
             called = tuple(ToolCall(names.get(call.name, call.name), call.arguments) for call in calls)
             return Message("assistant", None, called, thought)
         # "[1] ..." and "[link](...)" are text; a tool's name and a bracket, or calls up to some place, are not.
-        if problem is not None and (calls or begins_call(body, names) == len(body) - len(body.lstrip())):
+        if problem is not None and (calls or begins_call(body, offered) == len(body) - len(body.lstrip())):
             raise RowError("a call that cannot be read", f"{where}, {problem}")
-        if problem is None or re.match(r"\s*\[[^\[\]()\n]{1,80}\([^()\n]*=[^\n]*\)\s*\]\s*\Z", body):
+        if problem is None or _LIKE_CALLS.match(body):
             raise RowError("a call that cannot be read", f"{where}, {problem or 'an empty list of calls'}")
-    if begins_call(body, names) >= 0:
+    if begins_call(body, offered) >= 0:
         raise RowError("a call written into a reply's text", where)
     return Message("assistant", body or None, (), thought)
 
@@ -117,6 +119,7 @@ def read(row: Mapping[str, Any]) -> Dialogue:
         raise RowError("no list of conversation turns", "needs 'system' and 'conversations'")
     remark, tools = _read_system(system)
     names = {tool.name.strip(): tool.name for tool in tools}
+    offered = Names(names)
     messages = [Message("system", remark)] if remark else []
     for index, turn in enumerate(turns):
         where = f"turn {index}"
@@ -128,9 +131,9 @@ def read(row: Mapping[str, Any]) -> Dialogue:
         if role == "user":
             messages.append(Message("user", text))
         elif role == "assistant":
-            messages.append(_step(text, names, where))
+            messages.append(_step(text, names, offered, where))
         else:
-            messages += read_results(text, messages[-1].tool_calls if messages else ())
+            messages += read_results(text, CallNames.of(messages[-1].tool_calls if messages else ()))
     return Dialogue(
         id=row_id(row.get("id"), "", tools, tuple(messages)),
         source=SOURCE_NAME,

@@ -24,7 +24,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from awpo.data import schema, strict_json
-from awpo.data.sources.base import RowError, Source, action, read_call, read_calls, read_results, read_split, read_value
+from awpo.data.sources.base import (
+    CallNames,
+    RowError,
+    Source,
+    action,
+    read_call,
+    read_calls,
+    read_results,
+    read_split,
+    read_value,
+)
 from awpo.types import Dialogue, Message, Tool, ToolCall, content_hash
 
 SOURCE_NAME = "toolrl"
@@ -187,14 +197,15 @@ def _step(parts: Mapping[str, str], where: str) -> Message:
 def _read_history(text: str) -> list[Message]:
     text = text.partition(_HISTORY_HEADING)[2] if _HISTORY_HEADING in text else text
     messages: list[Message] = []
-    step: dict[str, str] = {}
-    calls: tuple[ToolCall, ...] = ()
+    step: dict[str, list[str]] = {}
+    calls = CallNames.of(())
 
     def close_step() -> None:
         nonlocal calls
         if step:
-            messages.append(_step(step, f"history, message {len(messages)}"))
-            calls = messages[-1].tool_calls
+            parts = {tag: "\n".join(said) for tag, said in step.items()}
+            messages.append(_step(parts, f"history, message {len(messages)}"))
+            calls = CallNames.of(messages[-1].tool_calls)
             step.clear()
 
     for tag, content in _blocks(text, "history"):
@@ -202,11 +213,11 @@ def _read_history(text: str) -> list[Message]:
             close_step()
             messages.extend([Message("user", content)] if tag == "user" else read_results(content, calls))
         elif tag == "response" and step.keys() == {"response"}:
-            step[tag] += f"\n{content}"  # what was between them was taken out when the set was made
+            step[tag].append(content)  # what was between them was taken out when the set was made
         else:
             if tag in step or (tag == "think" and step):
                 close_step()
-            step[tag] = content
+            step[tag] = [content]
     close_step()
     return messages
 
