@@ -230,6 +230,11 @@ class SftSettings(TrainingConfig):
             )
         return self
 
+    def micro_batch_on(self, processes: int) -> int:
+        """Instances of a forward pass where so many processes share a step."""
+        part = max(1, self.batch_size // processes)
+        return min(self.micro_batch_size or part, part)
+
     def with_seed(self, seed: int) -> SftConfig:
         """These settings as those of one fine-tuning."""
         return SftConfig(**{name: getattr(self, name) for name in SftSettings.model_fields}, seed=seed)
@@ -251,7 +256,9 @@ class PolicySettings(TrainingConfig):
     prompts_per_rollout: int = Field(32, ge=1, description="Prompts (groups) per rollout batch")
     group_size: int = Field(8, ge=2, description="Rollouts per prompt")
     steps_per_rollout: int = Field(4, ge=1, description="Optimiser steps per rollout batch; clipping needs more than 1")
-    micro_batch_size: int = Field(64, ge=1, description="Rollouts per forward pass and device")
+    micro_batch_size: int = Field(
+        64, ge=1, description="Rollouts per forward pass and device, at most all that it has of a step"
+    )
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate")
     temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature of rollouts")
     max_prompt_length: int = Field(
@@ -297,6 +304,15 @@ class PolicySettings(TrainingConfig):
                 f"never be trained on; give more steps, or a steps_per_rollout of at most {self.steps}"
             )
         return self
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts of an optimiser step, of all processes."""
+        return self.prompts_per_rollout * self.group_size // self.steps_per_rollout
+
+    def micro_batch_on(self, processes: int) -> int:
+        """Rollouts of a forward pass where so many processes share a step."""
+        return max(1, min(self.micro_batch_size, self.rollouts_per_step // processes))
 
     def with_method(self, method: str, seed: int) -> PolicyConfig:
         """These settings as those of one training; pydantic's ValidationError where the method can't have them."""

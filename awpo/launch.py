@@ -28,6 +28,7 @@ DEFAULT = "cpu"
 SHUTDOWN_SECONDS = 5
 # The device of DeepSpeed, and that torch sees no other.
 NO_GPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+NO_DEEPSPEED = "the launch preset takes DeepSpeed, which is not there; run `make install-deepspeed`"
 # Keys of accelerate's config that say where processes are, and not what comes of their work.
 PLACES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "same_network")
 
@@ -141,6 +142,15 @@ class LaunchSettings(Settings):
     def threads_of_each(self, cores: int, asked: int) -> int:
         """OpenMP threads of each process: `asked` of a process that is alone, else all `cores` shared out."""
         return max(1, min(asked, cores) if self.total == 1 else cores // self.processes)
+
+
+def check_gpus(needed: int, there: int) -> None:
+    """Raises UserError where a launch takes more GPUs of this machine than are there."""
+    if there < needed:
+        raise UserError(
+            f"the launch preset takes {needed} GPU{'s' if needed > 1 else ''} of a machine, and this one has {there}; "
+            "choose a preset of fewer processes, or cpu or cpu-2"
+        )
 
 
 def launch_presets() -> list[str]:

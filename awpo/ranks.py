@@ -19,7 +19,7 @@ from pathlib import Path
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.extension import compile_extension
-from awpo.launch import NO_GPU
+from awpo.launch import NO_DEEPSPEED, NO_GPU, check_gpus
 from awpo.processes import PARENT, end_with_parent
 
 
@@ -39,13 +39,10 @@ def accelerate(arguments: list[str]) -> None:
     options = launch_command_parser().parse_args(arguments)
     config, count = load_config_from_file(options.config_file), options.num_processes // (options.num_machines or 1)
     on_cpus = config.use_cpu or os.environ.get("DS_ACCELERATOR") == NO_GPU["DS_ACCELERATOR"]
-    if not on_cpus and torch.cuda.device_count() < count:
-        raise UserError(
-            f"the launch preset takes {count} GPU{'s' if count > 1 else ''} of a machine, and this one has "
-            f"{torch.cuda.device_count()}; choose a preset of fewer processes, or cpu or cpu-2"
-        )
+    if not on_cpus:
+        check_gpus(count, torch.cuda.device_count())
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
-        raise UserError("the launch preset takes DeepSpeed, which is not there; run `make install-deepspeed`")
+        raise UserError(NO_DEEPSPEED)
     if config.distributed_type == DistributedType.DEEPSPEED:
         compile_extension(needed=on_cpus)
     launch_command(options)

@@ -163,10 +163,11 @@ def serve(
 
 
 def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> None:
-    from flows.preflight import check_out
+    from flows.preflight import check_launch, check_out
 
     settings.check()
     check_out(out)
+    check_launch(settings.launch, out)
     start = time.monotonic()
     with flow_session(verbose):
         from flows.pipeline import pipeline

@@ -61,9 +61,10 @@ def plan(
     for obstacle in asked.obstacles:
         typer.echo(f"does not fit: {obstacle}", err=True)
     for other in instead:
-        typer.echo(
-            f"would fit, with a peak of {_gib(other.memory.peak)} GiB: {'; '.join(other.changes(asked))}", err=True
-        )
+        peak = f"{_gib(other.memory.peak)} GiB"
+        if other.memory.host:
+            peak += f" (and {_gib(other.memory.host)} GiB of host memory)"
+        typer.echo(f"would fit, with a peak of {peak}: {'; '.join(other.changes(asked))}", err=True)
     if not instead:
         typer.echo("nothing that was tried fits, on up to 1024 such GPUs; shorten prompts, or train adapters", err=True)
     raise typer.Exit(2)
@@ -140,7 +141,7 @@ def _facts(asked: Plan, launch: str) -> list[tuple[str, str]]:
     facts = [
         ("parameters", f"{asked.shape.parameters:,}"),
         ("launch", f"{launch}; {asked.processes} of {asked.gpus.count} GPUs"),
-        ("micro-batch", f"{config.micro_batch_size} rollouts per GPU"),
+        ("micro-batch", f"{asked.micro_batch} rollouts per GPU"),
         ("rollouts by", config.rollouts.engine),
         ("optimiser steps", f"{config.steps} ({asked.rollout_batches:g} rollout batches)"),
         ("rollouts", f"{asked.rollouts:,.0f} ({config.prompts_per_rollout} prompts x {config.group_size} a batch)"),

@@ -142,18 +142,30 @@ class PipelineSettings(Settings):
         Likewise for settings of policy training that one of the methods can't have.
         """
         resolve_model(self.model)
-        read_launch(self.launch)
+        processes = read_launch(self.launch).total
         for method in self.methods:
             try:
                 self.policy.with_method(method, self.seed)
             except ValidationError as error:
                 raise UserError(f"policy: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        if processes > 1:
+            self._check_shared(processes)
         from evaluation.benchmarks import identities
 
         identities(self.evaluation)
         if self.data is not None and not Path(self.data).exists():
             raise UserError(f"{self.data} does not exist; give the path of a source file or folder")
         return self
+
+    def _check_shared(self, processes: int) -> None:
+        """Raises UserError where the steps of the trainings can't be shared out among so many processes."""
+        from awpo.training.hardware import accumulation_steps
+
+        policy, sft = self.policy, self.sft
+        micro_batch = policy.micro_batch_on(processes)
+        accumulation_steps(policy.rollouts_per_step, micro_batch, processes, "policy.micro_batch_size")
+        if self.init == "sft":
+            accumulation_steps(sft.batch_size, sft.micro_batch_on(processes), processes, "sft.micro_batch_size")
 
     def fitted(self, left_as: PipelineSettings) -> PipelineSettings:
         """These settings for a model that a form's defaults, `left_as`, are not made for.

@@ -36,7 +36,7 @@ from flows.pieces import (
     settle,
     submit_methods,
 )
-from flows.preflight import check_out
+from flows.preflight import check_launch, check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import close_runs, parent_run
@@ -116,6 +116,7 @@ def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline
     """
     layout = Layout(out)
     check_out(out)
+    check_launch(settings.launch, out)
     with stops_its_tasks(), parent_run(flow, out, settings.model_dump(mode="json")) as (tracking, run):
         instances = prepare_instances(layout, settings, tracking)
         settings = fit_evaluation(settings, instances)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, is_worker_file
 from awpo.errors import UserError
+from awpo.launch import read_launch
+from tasks.devices import check_machine
 from tasks.layout import runs_root
 
 GIGABYTE = 1e9
@@ -104,6 +106,15 @@ def _is_mark(path: Path) -> bool:
     if path.name.startswith(".") and path.name.endswith(".mlflow.json"):
         return True
     return path.name in (IN_PROGRESS, "cells.csv", "study.json")
+
+
+def check_launch(launch: str, out: Path) -> None:
+    """Raises UserError where `out` is to become a new result and this machine can't train by that launch preset.
+
+    What is in an older one may need no training any more.
+    """
+    if not out.is_dir() or not any(out.iterdir()):
+        check_machine(read_launch(launch))
 
 
 def check_out(out: Path, needed: float = NEEDED_DISK) -> None:

@@ -7,12 +7,16 @@ the first. A lock on a file for each card, which goes with the process that hold
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from awpo.errors import UserError
+from awpo.launch import NO_DEEPSPEED, LaunchSettings, check_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -26,6 +30,22 @@ def visible_devices() -> list[str]:
     names = [name.strip() for name in told.split(",")]
     # CUDA sees the devices up to the first that is none.
     return names[: next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))]
+
+
+def check_machine(launch: LaunchSettings) -> None:
+    """Raises UserError where the launch shares a model on more GPUs than this machine has, or by DeepSpeed, not there.
+
+    Of a Python of its own (`interpreter`) nothing is known before it runs.
+    """
+    config = launch.accelerate_config()
+    if not config or launch.interpreter:
+        return
+    if launch.device != "cpu" and not config.get("use_cpu") and len(visible_devices()) < launch.processes:
+        import torch  # sees GPUs without device files, too, as under WSL
+
+        check_gpus(launch.processes, torch.cuda.device_count())
+    if config.get("distributed_type") == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise UserError(NO_DEEPSPEED)
 
 
 @contextmanager

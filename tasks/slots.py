@@ -30,6 +30,11 @@ ASK_SECONDS = 2.0
 TELL_SECONDS = 60.0
 _LOCKED, _TOO_FEW = 423, 422
 
+# Prefect logs each answer "not now" as an error of its service, though it is raised here as well.
+logging.getLogger("prefect._internal.concurrency").addFilter(
+    lambda record: "ConcurrencySlotAcquisitionWithLeaseService" not in record.getMessage()
+)
+
 
 @contextmanager
 def slots(needs: Mapping[str, int], note: Callable[[str], None] = lambda _: None) -> Iterator[None]:

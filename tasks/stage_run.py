@@ -34,7 +34,7 @@ from awpo.launch import LaunchSettings
 from awpo.processes import run_worker
 from awpo.settings import Settings
 from tasks.cancellation import cancelled, check_cancelled
-from tasks.devices import own_devices
+from tasks.devices import check_machine, own_devices
 from tasks.log_stream import LogStream
 from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
@@ -160,6 +160,7 @@ class StageRun:
             with MetricsRelay(self.run, self.work.folder):  # what the store missed the last time
                 return
         launch = launch or LaunchSettings()
+        check_machine(launch)
         counts = {name: launch.processes if name == GPU else 1 for name in needs}
         with (
             self.slots(counts),

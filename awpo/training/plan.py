@@ -102,7 +102,13 @@ class Plan:
 
     @cached_property
     def memory(self) -> Memory:
-        return memory_of(self.shape, self.config, self.sharding, self.gpus.bytes_of_each, reference=self.method.kl > 0)
+        config = self.config.model_copy(update={"micro_batch_size": self.micro_batch})
+        return memory_of(self.shape, config, self.sharding, self.gpus.bytes_of_each, reference=self.method.kl > 0)
+
+    @property
+    def micro_batch(self) -> int:
+        """Rollouts per pass of a process."""
+        return self.config.micro_batch_on(self.processes)
 
     @property
     def processes(self) -> int:
@@ -117,13 +123,15 @@ class Plan:
     def obstacles(self) -> list[str]:
         """Why it can't be, a sentence each; empty where it can."""
         config, found = self.config, []
+        if self.launch.device == "cpu":
+            found.append("the launch is of CPUs (device: cpu) and uses no GPU")
         if self.processes > self.gpus.count:
             found.append(f"the launch starts {self.processes} processes, a GPU each, and there are {self.gpus.count}")
-        per_step = config.prompts_per_rollout * config.group_size // config.steps_per_rollout
-        if per_step % self.processes or (per_step // self.processes) % config.micro_batch_size:
+        per_step = config.rollouts_per_step
+        if per_step % self.processes or (per_step // self.processes) % self.micro_batch:
             found.append(
                 f"the {per_step} rollouts of an optimiser step can't be split into micro-batches of "
-                f"{config.micro_batch_size} on {self.processes} processes"
+                f"{self.micro_batch} on {self.processes} processes"
             )
         if self.method.dynamic_sampling_rounds and config.prompts_per_rollout % self.processes:
             found.append(f"{config.prompts_per_rollout} prompts can't be shared out among {self.processes} processes")
@@ -242,7 +250,7 @@ class Plan:
             "parameters": self.shape.parameters,
             "gpus": {"count": self.gpus.count, "bytes": self.gpus.bytes_of_each, "usable": self.usable},
             "launch": self.launch.model_dump(include={"processes", "machines", "accelerate"}),
-            "micro_batch_size": config.micro_batch_size,
+            "micro_batch_size": self.micro_batch,
             "rollout_engine": config.rollouts.engine,
             "memory": {"moments": moments, "peak": self.memory.peak, "host": self.memory.host},
             "optimiser_steps": config.steps,

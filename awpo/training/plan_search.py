@@ -15,20 +15,29 @@ from awpo.training.plan import Gpus, Plan, spread
 def proposals(asked: Plan, most_gpus: int = 1024) -> list[Plan]:
     """Plans that fit: with the fewest changes on the GPUs that there are, and on the fewest more that need fewer.
 
-    A change is another micro-batch, another launch, or others who sample rollouts. Empty where nothing fits on up to
-    `most_gpus` GPUs.
+    A change is another micro-batch, another launch, or others who sample rollouts. Where nothing fits on all GPUs that
+    there are, as a step's rollouts can't be shared out among five, some of them stay idle. Empty where nothing fits on
+    up to `most_gpus` GPUs.
     """
     found: list[Plan] = []
     rollouts = list(_rollouts(asked.config))
-    count = asked.gpus.count
-    while count <= most_gpus:
-        best = next((plan for plan in _candidates(asked, count, rollouts) if plan.fits), None)
+    for processes, count in _sizes(asked, most_gpus):
+        if found and count == found[0].gpus.count:
+            continue
+        best = next((plan for plan in _candidates(asked, processes, count, rollouts) if plan.fits), None)
         if best and (not found or _axes(best, asked) < _axes(found[0], asked)):
             found.append(best)
             if len(found) == 2 or _axes(best, asked) <= 1:
                 break
-        count *= 2
     return found
+
+
+def _sizes(asked: Plan, most_gpus: int) -> Iterator[tuple[int, int]]:
+    """Numbers of (processes, GPUs): all that there are, fewer and fewer of them, then ever more GPUs."""
+    there = asked.gpus.count
+    yield from ((processes, there) for processes in range(there, 0, -1))
+    doubled = {2**power * base for base in (1, there) for power in range(most_gpus.bit_length())}
+    yield from ((count, count) for count in sorted(doubled) if there < count <= most_gpus)
 
 
 def _axes(plan: Plan, asked: Plan) -> int:
@@ -40,13 +49,13 @@ def _axes(plan: Plan, asked: Plan) -> int:
     )
 
 
-def _candidates(asked: Plan, count: int, rollouts: Sequence[RolloutSettings]) -> list[Plan]:
-    """All that is tried on `count` GPUs, with the fewest changes first."""
+def _candidates(asked: Plan, processes: int, count: int, rollouts: Sequence[RolloutSettings]) -> list[Plan]:
+    """All that is tried by so many processes on `count` GPUs, with the fewest changes first."""
     gpus = Gpus(count, asked.gpus.gib)
     found = []
-    for launch, sharding in _launches(asked, count):
+    for launch, sharding in _launches(asked, processes):
         for settings in rollouts:
-            for micro_batch in _micro_batches(asked.config, count):
+            for micro_batch in _micro_batches(asked.config, processes):
                 config = asked.config.model_copy(update={"micro_batch_size": micro_batch, "rollouts": settings})
                 found.append(replace(asked, launch=launch, sharding=sharding, config=config, gpus=gpus))
     return sorted(found, key=lambda plan: _axes(plan, asked))
@@ -62,7 +71,7 @@ def _launches(asked: Plan, count: int) -> Iterator[tuple[LaunchSettings, Shardin
     ladder = sorted(known, key=lambda name: (_offloads(known[name]), order[known[name].kind]))
     known[asked.launch.accelerate] = asked.sharding
     for name in dict.fromkeys((asked.launch.accelerate, *ladder)):
-        launch = spread(asked.launch, count).model_copy(update={"accelerate": name})
+        launch = spread(asked.launch, count).model_copy(update={"accelerate": name, "device": "auto"})
         yield launch, replace(known[name], processes=count)
 
 

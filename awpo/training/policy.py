@@ -137,12 +137,12 @@ def trainer_arguments(config: PolicyConfig, method: Method, out: Path, processes
             f"method {method.name!r} samples whole groups anew on each process, and policy.prompts_per_rollout = "
             f"{config.prompts_per_rollout} can't be shared out among {processes}; choose a multiple of {processes}"
         )
-    per_step = config.prompts_per_rollout * config.group_size // config.steps_per_rollout
-    accumulation = accumulation_steps(per_step, config.micro_batch_size, processes, "policy.micro_batch_size")
+    micro_batch = config.micro_batch_on(processes)
+    accumulation = accumulation_steps(config.rollouts_per_step, micro_batch, processes, "policy.micro_batch_size")
     return GRPOConfig(
         output_dir=str(out / RESUME),
         max_steps=config.steps,
-        per_device_train_batch_size=config.micro_batch_size,
+        per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=accumulation,
         steps_per_generation=accumulation * config.steps_per_rollout,
         num_iterations=1,

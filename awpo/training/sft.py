@@ -169,7 +169,7 @@ def train_sft(
 
 def trainer_arguments(config: SftConfig, out: Path, processes: int = 1) -> SFTConfig:
     """TRL's settings, every default that matters set; raises UserError where the batch can't be split."""
-    micro_batch = config.micro_batch_size or max(1, config.batch_size // processes)
+    micro_batch = config.micro_batch_on(processes)
     return SFTConfig(
         output_dir=str(out / RESUME),
         max_steps=config.steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from awpo.config import PolicyConfig
 from awpo.errors import UserError
+from awpo.launch import INFRA
 from awpo.methods import METHODS
 from flows.cli_support import changed
 from flows.parameters import PipelineSettings, StudySettings, check_policy_method, pipeline_presets, read_pipeline
@@ -153,6 +155,27 @@ def test_what_would_fail_late_is_refused_at_once() -> None:
         PipelineSettings.read({"policy": {"judge": {"scale": float("inf")}}}, "x")
 
 
+@pytest.mark.parametrize("launch", ["cpu-2", "cpu-2-zero3"])
+def test_every_pipeline_of_the_presets_can_be_launched_on_two_cpus(launch: str) -> None:
+    for name in pipeline_presets():
+        read_pipeline(name).model_copy(update={"launch": launch}).check()
+
+
+def test_steps_that_can_t_be_shared_out_are_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text("processes: 16\n")
+    launched = read_pipeline("quick").model_copy(update={"launch": str(file)})
+    with pytest.raises(UserError, match="the 8 rows of an optimiser step can't be shared out evenly among 16"):
+        launched.check()
+    file.write_text("processes: 8\n")
+    launched.check()
+    file.write_text("processes: 2\n")
+    sft = launched.sft.model_copy(update={"batch_size": 15})
+    with pytest.raises(UserError, match="the 15 rows of an optimiser step can't be shared out evenly among 2"):
+        launched.model_copy(update={"sft": sft}).check()
+    launched.model_copy(update={"sft": sft, "init": "base"}).check()
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -217,3 +240,15 @@ def test_another_model_on_the_command_line_brings_its_settings_and_its_launch() 
     assert own.launch == "zero2-8", "an option counts more"
     assert changed(quick, {"model": "embedded-3m"}, {}, settings_of_model=True).launch == quick.launch
     assert changed(quick, {"model": "qwen3-8b"}, {}).launch == quick.launch
+
+
+@pytest.mark.parametrize("template", ["slurm/train.sbatch", "kubernetes/train.yaml"])
+def test_the_templates_of_several_machines_name_a_training_that_two_can_share(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWPO_MACHINES", "2")
+    text = (INFRA / template).read_text("utf-8").replace(",", "")
+    told = re.search(r"train(?:\.sbatch)? --model (\S+) --launch (\S+) ", text)
+    assert told, text
+    options = {"model": told[1], "launch": told[2]}
+    changed(read_pipeline("quick"), options, {}, settings_of_model=True).check()

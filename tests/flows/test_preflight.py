@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from awpo.artifacts import IN_PROGRESS, open_stage
 from awpo.errors import UserError
 from flows.cli import app
+from flows.parameters import read_pipeline
+from flows.pipeline import run_pipeline
 from flows.preflight import check_own, check_writable
 
 
@@ -24,6 +26,22 @@ def test_a_folder_of_foreign_files_is_refused_and_left_alone(tmp_path: Path) -> 
             "folder with --out\n"
         )
     assert [path.name for path in tmp_path.iterdir()] == ["method.md"]
+
+
+def test_a_launch_that_this_machine_has_no_gpus_for_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = CliRunner().invoke(app, ["train", "--launch", "fsdp2-8", "--out", str(tmp_path / "mine")])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: the launch preset takes 8 GPUs of a machine, and this one has 0; choose a preset of fewer processes, "
+        "or cpu or cpu-2\n"
+    )
+    with pytest.raises(UserError, match="takes 8 GPUs"):
+        run_pipeline(read_pipeline("quick").model_copy(update={"launch": "fsdp2-8"}), tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_empty_and_hidden_are_no_hindrance(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from prefect.client.orchestration import PrefectClient
 from prefect.workers.base import BaseJobConfiguration
 
 from awpo.launch import launch_presets, read_launch
-from flows.parameters import read_pipeline
+from awpo.models import resolve_model
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: make install")
 
@@ -76,7 +76,7 @@ def test_the_training_job_finds_its_first_node_and_its_storage() -> None:
     assert container["command"][:2] == ["awpo", "train"]
     assert options["--launch"] in launch_presets()
     assert read_launch(options["--launch"]).processes == container["resources"]["limits"]["nvidia.com/gpu"]
-    read_pipeline(options["--preset"])
+    resolve_model(options["--model"])
 
 
 class JobConfiguration(BaseJobConfiguration):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tasks.devices import own_devices, visible_devices
+from awpo.errors import UserError
+from awpo.launch import LaunchSettings, read_launch
+from tasks.devices import check_machine, own_devices, visible_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,3 +74,23 @@ def test_a_killed_process_holds_no_device(monkeypatch: pytest.MonkeyPatch) -> No
     other.wait()
     with own_devices(2) as found:
         assert found == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_a_launch_that_shares_a_model_on_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(UserError, match=r"^the launch preset takes 8 GPUs of a machine, and this one has 0; choose a"):
+        check_machine(read_launch("fsdp2-8"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)  # GPUs without device files
+    check_machine(read_launch("fsdp2-8"))
+    check_machine(read_launch("cpu-2-fsdp2"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    check_machine(LaunchSettings(processes=8))  # torchrun's processes go without GPUs
+    check_machine(LaunchSettings(processes=8, accelerate="fsdp2", interpreter=sys.executable))
+
+
+def test_a_launch_by_deepspeed_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="takes DeepSpeed, which is not there; run `make install-deepspeed`"):
+        check_machine(read_launch("cpu-2-zero3"))
+    check_machine(read_launch("cpu-2-fsdp2"))

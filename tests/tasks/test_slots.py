@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -72,6 +73,10 @@ def test_slots_are_held_for_the_block_and_given_back_after_an_error(server: None
 def test_nothing_is_held_while_another_limit_is_waited_for(server: None) -> None:
     told: list[str] = []
     free, waiting = threading.Event(), threading.Event()
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+    logging.getLogger("prefect._internal.concurrency").addHandler(handler)
 
     def holds() -> None:
         with slots({"one": 1}):
@@ -90,6 +95,8 @@ def test_nothing_is_held_while_another_limit_is_waited_for(server: None) -> None
     wait_for(lambda: taken("one") == 1)
     in_a_flow(waits)
     first.join()
+    logging.getLogger("prefect._internal.concurrency").removeHandler(handler)
+    assert not [record for record in logged if record.levelno >= logging.ERROR], "waiting is no error"
     assert told[0].startswith("waiting for a free slot of four (3 slots) and one")
     assert told[-1].startswith("got a slot of four (3 slots) and one after")
     assert (taken("four"), taken("one")) == (0, 0)

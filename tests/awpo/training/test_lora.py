@@ -271,6 +271,10 @@ def test_rows_are_split_among_processes_or_refused_with_the_numbers() -> None:
         accumulation_steps(24, 4, 5, "x")
     with pytest.raises(UserError, match=r"x = 8 must divide 24 / 2 = 12: choose one of 1, 2, 3, 4, 6, 12$"):
         accumulation_steps(24, 8, 2, "x")
+    assert POLICY.rollouts_per_step % 2 == 0
+    whole = POLICY.model_copy(update={"micro_batch_size": POLICY.rollouts_per_step})
+    args = policy_module.trainer_arguments(whole, get_method("grpo"), Path("out"), 2)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (POLICY.rollouts_per_step // 2, 1)
     dapo = get_method("dapo")
     config = POLICY.model_copy(update={"micro_batch_size": 1, "prompts_per_rollout": 5, "group_size": 8})
     with pytest.raises(UserError, match=r"prompts_per_rollout = 5 can't be shared out among 2; choose a multiple of 2"):

@@ -385,6 +385,7 @@ def test_a_plan_that_fits_has_no_obstacles_and_counts_the_work():
     [
         ({"launch": "ddp-8"}, "optimiser step: "),
         ({"micro_batch_size": 64}, "update: "),
+        ({"launch": "cpu-2-zero3"}, "of CPUs (device: cpu) and uses no GPU"),
         ({"gpus": "4x80"}, "starts 8 processes, a GPU each, and there are 4"),
         ({"micro_batch_size": 48}, "can't be split into micro-batches of 48 on 8"),
         ({"rollouts": RolloutSettings()}, "rollout: "),
@@ -422,6 +423,20 @@ def test_many_gpus_are_those_of_several_machines(count, machines):
     assert (launch.total, launch.machines) == (count, machines)
     assert launch.processes <= 8
     assert sharding_of(launch).processes == count
+
+
+@pytest.mark.parametrize(("gpus", "processes"), [("3x80", 2), ("12x80", 8), ("20x80", 16)])
+def test_gpus_that_a_step_can_t_be_shared_out_among_stay_idle(gpus, processes):
+    """512 rollouts can't be shared out among 3, 12 or 20."""
+    asked = plan(gpus=gpus)
+    asked = replace(asked, launch=spread(asked.launch, asked.gpus.count))
+    found = proposals(replace(asked, sharding=sharding_of(asked.launch)))
+    assert (found[0].processes, found[0].gpus) == (processes, asked.gpus)
+
+
+def test_a_launch_of_cpus_is_answered_with_its_twin_of_gpus():
+    asked = plan(launch="cpu-2-zero3")
+    assert proposals(asked)[0].changes(asked) == ["launch: zero3-8"]
 
 
 def test_nothing_is_proposed_where_nothing_fits():
