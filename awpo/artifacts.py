@@ -25,10 +25,13 @@ from typing import Any
 from awpo import __version__
 from awpo.errors import UserError
 from awpo.folder_lock import alone_in
+from awpo.full_disk import full_disk
 from awpo.types import content_hash
 from awpo.unfinished import Mark, differences
 
 MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+"""Of the form of manifests; those of before it was written down are of version 1, too."""
 IN_PROGRESS = ".in_progress"
 PREVIOUS = ".previous"  # an earlier result of the stage, until the new one is finished
 # What `awpo.processes` puts into a worker's run folder, which is the stage's: there before the stage is opened, kept
@@ -47,17 +50,38 @@ def _is_kept(name: str) -> bool:
 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Writes beside the target, flushes to disk and renames, so that no reader ever sees half a file."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write a file to: where the block ends well, it is flushed to disk and renamed to `path`.
+
+    So no reader ever sees half a file, and after a power cut the old one is there, or the new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    raw = data.encode("utf-8") if isinstance(data, str) else data
     try:
-        with open(temporary, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        flush_to_disk(temporary)
         os.replace(temporary, path)
+        flush_to_disk(path.parent)  # a rename is on disk when its folder is
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's names, are on disk. A folder that cannot be asked is not."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not path.is_dir():
+            raise
 
 
 def file_hash(path: Path) -> str:
@@ -113,7 +137,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         # Counts stand at the top level too: `rows_read`, `instances` and the like are what people look for.
-        return {**self.counts, **asdict(self)}
+        return {**self.counts, "manifest_version": MANIFEST_VERSION, **asdict(self)}
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -123,11 +147,21 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     try:
         raw = {"attempts": 1, **json.loads(path.read_text("utf-8"))}
-        return Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
-    except (ValueError, KeyError, TypeError) as error:
+        if raw.get("manifest_version", 1) > MANIFEST_VERSION:
+            raise UserError(
+                f"{path} was written by a newer version of this project ({str(raw.get('code'))[:60]}); "
+                "go on with that version, or give another folder"
+            )
+        manifest = Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
+        if not all(isinstance(part, dict) for part in (manifest.inputs, manifest.config, manifest.outputs)):
+            raise TypeError("inputs, config and outputs must be mappings")
+        return manifest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path} is not a manifest this version can read ({error}); delete {folder} to redo it"
         ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check that it is a file you may read") from None
 
 
 def finished_result(folder: Path, *fingerprints: str) -> Manifest | None:
@@ -182,6 +216,8 @@ class Stage:
         self.manifest.seconds = round(self.seconds, 3)
         self.manifest.attempts = len(self.earlier) + 1
         text = json.dumps(self.manifest.to_json(), indent=2, ensure_ascii=False, default=str)
+        for name in self.manifest.outputs:
+            flush_to_disk(self.folder / name)  # a power cut must not leave the manifest without what it names
         write_atomically(self.folder / MANIFEST, text + "\n")
         (self.folder / IN_PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.folder / PREVIOUS, ignore_errors=True)
@@ -220,7 +256,7 @@ def open_stage(
     Of several processes that share the work one `leads`; the others, which come after it, write nothing here.
 
     Raises UserError where the folder cannot be written, holds files that no stage wrote, or another stage's result,
-    and where another process works in it.
+    where another process works in it, and where the disk is full at any time.
     """
     stage = Stage(folder, name, inputs, config)
     if done := finished_result(folder, stage.manifest.fingerprint, former):
@@ -251,6 +287,8 @@ def open_stage(
                 stage.mark(ended=True)
             if isinstance(error, UserError) and not stage.resumed:
                 _take_back(folder, made)
+            elif isinstance(error, Exception) and (told := full_disk(error, folder)):
+                raise told from error
             raise
 
 
@@ -305,8 +343,47 @@ def _take_back(folder: Path, made: bool) -> None:
 
 
 def input_identity(path: Path) -> str:
-    """The identity of an input: the fingerprint-bound outputs of a stage's folder, else the hash of the bytes."""
+    """The identity of an input: the fingerprint-bound outputs of a stage's folder, else the hash of the bytes.
+
+    Raises UserError where the input does not exist, or what a stage wrote is no longer what it wrote.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the path of a file or of a stage's folder")
+    check_outputs(path)
     manifest = read_manifest(path) if path.is_dir() else None
     return content_hash(manifest.outputs) if manifest else file_hash(path)
+
+
+def check_outputs(path: Path) -> None:
+    """Raises UserError, naming the file, where files at or in `path`, which a finished stage wrote, are others by now.
+
+    `path` is the stage's folder, or a file or folder directly in it, as its checkpoint. Files are hashed once a process,
+    and again when their size or time of change is another.
+    """
+    folder = path if (path / MANIFEST).is_file() else path.parent
+    if not (manifest := read_manifest(folder)):
+        return
+    inside = f"{path.name}/" if folder != path else ""
+    for name, expected in manifest.outputs.items():
+        if not (name.startswith(inside) or name == path.name):
+            continue
+        file = folder / name
+        try:
+            found = file.stat()
+            damaged = _known_hash(file, found.st_size, found.st_mtime_ns) != expected
+        except OSError as error:
+            raise UserError(
+                f"{file}, which the stage {manifest.stage!r} wrote, cannot be read: {error.strerror}; put it "
+                f"back, or delete {folder} and run that stage again"
+            ) from None
+        if damaged:
+            raise UserError(
+                f"{file} is not what the stage {manifest.stage!r} wrote (its hash is another): damaged or changed; put "
+                f"the file back, or delete {folder} and run that stage again"
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_hash(file: Path, size: int, changed: int) -> str:
+    """The hash of a file as it is with this size and time of change, of which it depends."""
+    return file_hash(file)

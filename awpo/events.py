@@ -8,6 +8,7 @@ The parent process reads along and relays them; what was written while nobody li
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,15 +29,32 @@ def silent(done: int, total: int, what: str = "") -> None:
 
 
 class RunLog:
-    """Appends metrics and events of one run to its folder; each line is written whole."""
+    """Appends metrics and events of one run to its folder.
+
+    Each line is written whole or, where there is no room for it (OSError), not at all. Half a line, which a process that
+    died or a full disk left there, never swallows the one behind it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": round(time.time(), 3), **row}, ensure_ascii=False, default=str) + "\n")
+        text = json.dumps({"time": round(time.time(), 3), **row}, ensure_ascii=False, default=str) + "\n"
+        raw = text.encode("utf-8", "backslashreplace")  # a lone surrogate is no UTF-8
+        with open(self.folder / name, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                raw = raw if file.read(1) == b"\n" else b"\n" + raw
+            written = 0
+            try:
+                while written < len(raw):
+                    written += file.write(raw[written:])
+            except OSError:
+                if file.seek(0, os.SEEK_END) == size + written:  # nobody else has written meanwhile
+                    file.truncate(size)
+                raise
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append(METRICS, {"step": step, "metrics": dict(metrics)})

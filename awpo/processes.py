@@ -21,8 +21,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from awpo import full_disk
 from awpo.artifacts import write_atomically
 from awpo.errors import UserError
 from awpo.events import EVENTS, EventHandler, LineTail, RunLog, Tail
@@ -126,6 +127,8 @@ def _failure(
     """Why a worker ended with `code`: of several processes, what became of the first to fail (`awpo.failures`)."""
     if user := next((error for error in errors if error.get("kind") == "user"), None):
         return UserError(user["message"])
+    if full_disk.EXIT_CODE in (code, *codes.values()):
+        return full_disk.error_of(folder)
     first = first_to_fail(codes, errors) if processes > 1 else 0
     who, others = module, ""
     if processes > 1:
@@ -195,7 +198,7 @@ def log_of_rank(number: int) -> str:
 def worker_main(run: Callable[[dict[str, Any]], None]) -> None:
     """The main function of a worker module: reads the job, runs it, reports an error as an event.
 
-    Exit code 0 on success, 2 where the person can mend what is wrong, 1 otherwise. Of several processes the first
+    Exit code 0 on success, 2 where the person can mend what is wrong, 28 where the disk is too full to say so, 1 otherwise. Of several processes the first
     tells of the work; the others only of their end.
     """
     if len(sys.argv) != 2:
@@ -206,14 +209,21 @@ def worker_main(run: Callable[[dict[str, Any]], None]) -> None:
     try:
         run(job)
     except UserError as error:
-        log.event("error", kind="user", rank=rank(), message=str(error))
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _tell_and_leave(log, "user", str(error), f"error: {error}", 2)
     except Exception as error:  # noqa: BLE001 -- whatever ends a worker is told to its parent
-        log.event("error", kind="crash", rank=rank(), message=f"{type(error).__name__}: {error}")
-        traceback.print_exc()
-        sys.exit(1)
+        _tell_and_leave(log, "crash", f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
     log.event("memory", rank=rank(), **peak_memory())
+
+
+def _tell_and_leave(log: RunLog, kind: str, message: str, printed: str, code: int) -> NoReturn:
+    """Ends this process with `code`, or with that of a full disk where there is no room left to say why."""
+    try:
+        log.event("error", kind=kind, rank=rank(), message=message)
+    except OSError as error:
+        code = full_disk.EXIT_CODE if full_disk.full_disk(error, log.folder) else code
+    with contextlib.suppress(OSError):
+        print(printed, file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def peak_memory() -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from awpo.artifacts import whole_file
 from awpo.errors import UserError
 from awpo.types import Completion, ToolCall
 from evaluation.statistics import clustered_share, pass_at_k
@@ -146,7 +147,8 @@ def write_items(path: Path, items: Iterable[Item]) -> None:
     for row in rows:  # a lone surrogate, which a model may emit, is not text that a file can hold
         for name in ("completion", "calls", "detail"):
             row[name] = row[name].encode("utf-8", "replace").decode("utf-8")
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+    with whole_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
 
 
 def read_items(path: Path) -> list[Item]:

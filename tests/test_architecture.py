@@ -27,7 +27,7 @@ GROUND = {
     "awpo/events.py": set(),
     "awpo/unfinished.py": set(),
     "awpo/folder_lock.py": {"awpo.errors"},
-    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.folder_lock", "awpo.types", "awpo.unfinished"},
+    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.folder_lock", "awpo.types", "awpo.unfinished", "awpo.full_disk"},
 }
 LIGHT = (
     "awpo/methods.py",

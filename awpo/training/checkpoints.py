@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from awpo.artifacts import Stage, open_stage, write_atomically
+from awpo.artifacts import Stage, flush_to_disk, open_stage, write_atomically
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
 from awpo.models import HARMLESS, no_weights
@@ -96,6 +96,8 @@ class MarkWholeCheckpoints(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.is_dir():
+            for path in folder.rglob("*"):  # else a power cut may leave the mark without what it marks
+                flush_to_disk(path)
             write_atomically(folder / WHOLE, f"{state.global_step}\n")
 
 
