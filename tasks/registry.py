@@ -14,7 +14,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from awpo.artifacts import file_hash
+from awpo.artifacts import check_outputs, file_hash
 from awpo.errors import UserError
 from awpo.models import preset_names
 from tasks.layout import checkpoint_of
@@ -108,10 +108,11 @@ def candidate_of(folder: Path, tracking: Tracking) -> Candidate:
 
 
 def register(candidate: Candidate, tracking: Tracking, *, name: str = MODEL_NAME) -> Any:
-    """A new version for the candidate; returns it. The alias is not moved."""
+    """A new version for the candidate; returns it. The alias is not moved. Raises UserError for a damaged checkpoint."""
     client = tracking.client()
     _ensure_model(client, name)
     folder = candidate.checkpoint.absolute()
+    check_outputs(folder)
     tags = {_PATH: str(folder), _HASH: file_hash(folder)}
     model_id = candidate.model_id
     if model_id is None:  # a checkpoint that no stage of ours made

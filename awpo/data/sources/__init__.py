@@ -56,7 +56,7 @@ def detect(path: Path) -> str:
             if source.sniff(row.value):
                 return source.name
         if isinstance(row.value, Mapping):
-            keys = keys or f"its rows have the keys {', '.join(map(str, list(row.value)[:8]))[:300]}"
+            keys = keys or f"its rows have the keys {' '.join(', '.join(map(str, list(row.value)[:8])).split())[:300]}"
     unread = f"its first row cannot be read: {fault[:300]}; what begins with {{ must have one whole object a line"
     reason = keys or (unread if fault else "its rows are not objects")
     known = "; ".join(f"{source.name}: {source.summary}" for source in FORMATS.values())
