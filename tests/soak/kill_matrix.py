@@ -183,10 +183,11 @@ def training_result(out: Path) -> Result:
 def scores_result(out: Path) -> Result:
     items = pq.read_table(out / "stage" / "items.parquet").drop_columns(["seconds"])
     text = json.dumps(items.to_pylist(), ensure_ascii=False)
+    scores = json.loads((out / "stage" / "scores.json").read_text("utf-8"))
     return {
         "manifest": read_manifest(out / "stage") is not None,
         "items": hashlib.sha256(text.encode()).hexdigest(),
-        "scores": json.loads((out / "stage" / "scores.json").read_text("utf-8")),
+        "scores": [{k: v for k, v in row.items() if k != "seconds"} for row in scores],
     }
 
 
@@ -369,8 +370,7 @@ class Undisturbed:
 def undisturbed(name: str, given: Given) -> Undisturbed:
     out = given.folder / "undisturbed" / name
     kind, counted = KINDS[name], out / "counted.json"
-    code = start(kind, given, out, {"counted": str(counted)})
-    if code:
+    if not counted.exists() and (code := start(kind, given, out, {"counted": str(counted)})):
         raise RuntimeError(f"{name} ended with code {code}: {(out / 'log').read_text('utf-8')[-2000:]}")
     times = json.loads(counted.read_text("utf-8"))["times"]
     assert len(times) > 2, f"{name} has no moments"
@@ -417,7 +417,9 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(KINDS), action="append", help="this kind of work alone")
     parser.add_argument("--at-once", type=int, default=2, help="points at a time")
     parser.add_argument("--output", type=Path, default=Path(".kill-matrix.jsonl"))
-    parser.add_argument("--folder", type=Path, help="where to work; kept where it is given")
+    parser.add_argument(
+        "--folder", type=Path, help="where to work; it and the undisturbed runs are kept, for the same code"
+    )
     arguments = parser.parse_args()
     rows = [row for row in Tail(arguments.output) if row.get("seed") == arguments.seed]
     done = {row["point"] for row in rows if row.get("passed")}
@@ -431,7 +433,6 @@ def main() -> int:
         kinds = sorted({names[n % len(names)] for n in todo})
         if {"mlflow", "promotion"} & set(kinds):
             given.store()
-        shutil.rmtree(given.folder / "undisturbed", ignore_errors=True)
         shutil.rmtree(given.folder / "points", ignore_errors=True)
         with ThreadPoolExecutor(arguments.at_once) as threads:
             whole = dict(zip(kinds, threads.map(lambda name: undisturbed(name, given), kinds), strict=True))
