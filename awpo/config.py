@@ -250,7 +250,8 @@ class PolicySettings(TrainingConfig):
     """Policy training, whatever the method and the seed."""
 
     model_config = ConfigDict(json_schema_extra=_common_last)
-    ADDED: ClassVar[frozenset[str]] = frozenset({"rollouts"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"rollouts", "stop_on_collapse"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = TrainingConfig.WITHOUT_EFFECT | {"stop_on_collapse"}
 
     steps: int = Field(40, ge=1, description="Optimiser steps")
     prompts_per_rollout: int = Field(32, ge=1, description="Prompts (groups) per rollout batch")
@@ -272,6 +273,9 @@ class PolicySettings(TrainingConfig):
     rollouts: RolloutSettings = Field(default_factory=RolloutSettings, description="What samples rollouts")
     save_every: int = Field(
         20, ge=1, description="Optimiser steps between checkpoints from which an interrupted run resumes"
+    )
+    stop_on_collapse: bool = Field(
+        False, description="End the run at a sign of collapse (docs/metrics.md), and keep its last checkpoint"
     )
 
     @field_validator("group_size", mode="before")

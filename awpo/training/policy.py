@@ -27,7 +27,7 @@ from awpo.chat import render_prompt
 from awpo.config import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
-from awpo.events import METRICS, RunLog
+from awpo.events import METRICS, RunLog, Tail
 from awpo.judge import judge_identity
 from awpo.methods import Method, get_method
 from awpo.processes import worker_main
@@ -41,6 +41,7 @@ from awpo.training.checkpoints import (
     step_of,
     where_to_resume,
 )
+from awpo.training.collapse_watch import CollapseWatch
 from awpo.training.hardware import accumulation_steps, device_arguments, dtype_of_weights
 from awpo.training.identity import GROWING, RESUME, policy_identity
 from awpo.training.lora import check_layers, peft_config, save_trained, trained_model
@@ -85,11 +86,16 @@ OWN = (
 
 
 class LogPolicyToFiles(TrainerCallback):
-    """Relays the trainer's logs to the run folder under the project's names."""
+    """Relays the trainer's logs to the run folder under the project's names, and watches them for signs of collapse."""
 
-    def __init__(self, log: RunLog) -> None:
-        self.log = log
+    def __init__(self, log: RunLog, *, stop_on_collapse: bool = False) -> None:
+        self.log, self._watch = log, CollapseWatch(log.warning, stop=stop_on_collapse)
         self._reward = ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            for row in Tail(self.log.folder / METRICS):  # of the steps before an interruption
+                self._watch.see(row["step"], row["metrics"], again=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if not state.is_world_process_zero:
@@ -110,6 +116,7 @@ class LogPolicyToFiles(TrainerCallback):
             self.log.metrics(
                 state.global_step, dict(sorted(found.items(), key=lambda item: item[0] != "reward/outcome"))
             )
+            self._watch.see(state.global_step, found)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -268,7 +275,7 @@ def train_policy(
             args=arguments,
             peft_config=peft_config(config.lora),
             train_dataset=rows,
-            callbacks=[LogPolicyToFiles(log), MarkWholeCheckpoints()],
+            callbacks=[LogPolicyToFiles(log, stop_on_collapse=config.stop_on_collapse), MarkWholeCheckpoints()],
             method=method,
             scorer=Scorer(method, config, out / SAMPLES),
             instances=chosen,

@@ -14,7 +14,6 @@ Axes: N rollouts of all processes, P prompts, G rollouts of a prompt, B rows of 
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -26,10 +25,11 @@ from accelerate.utils import gather, gather_object
 
 from awpo.advantages import estimate
 from awpo.decoding import Decoder, Row, uniform_numbers
-from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.methods import Method
+from awpo.training.collapse_watch import repeated_share
 from awpo.training.dynamic_sampling import replace_groups, teaching_groups, varying_groups
+from awpo.training.finite_steps import FiniteSteps
 from awpo.training.packed_trainer import PackedTrainer
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
 from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
@@ -49,7 +49,7 @@ def scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
     raise RuntimeError("rewards are computed in PolicyTrainer._calculate_rewards")
 
 
-class PolicyTrainer(PackedTrainer):
+class PolicyTrainer(FiniteSteps, PackedTrainer):
     """Trains by `method`. Rows of the dataset: `prompt` (text, already rendered with its tools) and `index`, which
     points into `instances`."""
 
@@ -78,6 +78,7 @@ class PolicyTrainer(PackedTrainer):
         self._watch = RolloutWatch(method, self._warn)
         self._draws: list[Drawn] = []
         self._prepare_packing(self._warn)
+        self.watch_steps("policy", log)
         self._told: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
 
@@ -135,6 +136,7 @@ class PolicyTrainer(PackedTrainer):
         device = self.accelerator.device
         for name in COLUMNS:
             output[name] = torch.tensor(getattr(drawn.scores, name), dtype=torch.float32, device=device)
+        output["instance"] = torch.tensor([row["index"] for row in inputs], device=device)
         output["row"] = torch.arange(len(inputs), device=device) + len(inputs) * (len(self._draws) - 1)
         self._credit(output, group_size)
         judging = max(gather_object([self._judge_wait]))
@@ -266,8 +268,10 @@ class PolicyTrainer(PackedTrainer):
         # Rows without an advantage have no gradient, where the loss has no other term.
         if self.beta == 0 and not self._entropy_bonus_enabled:
             self._idle = inputs["advantages"] == 0
+        named = inputs["instance"].tolist() if "instance" in inputs else []  # of an earlier version's checkpoint
+        self._made_of([self.instances[index].id for index in named])
         try:
-            return super()._compute_loss(model, inputs)
+            return self._refuse_loss(super()._compute_loss(model, inputs))
         finally:
             self.epsilon_low, self.epsilon_high, self._idle = low, high, None
 
@@ -278,6 +282,10 @@ class PolicyTrainer(PackedTrainer):
         drawn = chosen_rows(self._draws, rows)
         metrics = self._metrics["train" if self.model.training else "eval"]
         values = reward_metrics(self.method, rewards_N) | result.metrics()
+        device = self.accelerator.device
+        values["rollout/repeated_share"] = (
+            gather(torch.tensor([repeated_share(text) for text in drawn.texts], device=device)).mean().item()
+        )
         if judged := sum(len(one.scores.grades) for one in self._draws):
             values["judge/seconds_per_judgement"] = drawn.scores.judge_seconds / judged
             values |= self.scorer.metrics()
@@ -294,20 +302,6 @@ class PolicyTrainer(PackedTrainer):
     def _warn(self, message: str) -> None:
         if self.accelerator.is_main_process:
             self.run_log.warning(message)
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Ends the run at a gradient that is not finite: the weights would be lost for good.
-
-        DeepSpeed has made the step by then, of which nothing is kept.
-        """
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if norm is not None and not math.isfinite(norm):
-            raise UserError(
-                f"the gradient of optimiser step {self.state.global_step + 1} is not finite ({float(norm)}), and the "
-                f"step is not kept; lower policy.learning_rate, and start again: training goes on from the last "
-                f"checkpoint"
-            )
-        return norm
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """The method card that is saved with the finished checkpoint takes the place of TRL's."""

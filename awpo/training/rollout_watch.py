@@ -11,6 +11,7 @@ from torch import Tensor
 
 from awpo.advantages import Estimate
 from awpo.methods import Method
+from awpo.rewards import CORRECT_MIN, FORMAT_MAX
 
 BATCHES = 5
 """Rollout batches in a row after which a reward that is constant, or a gate that decides nothing, is worth a warning."""
@@ -30,10 +31,13 @@ def reward_metrics(method: Method, rewards_N: dict[str, Tensor]) -> dict[str, fl
 
     `rewards_N` holds format, correct, outcome (the sum of the two), overlong and reasoning (NaN where there is none),
     (N,) each. The total is what the method is trained on: with the overlong penalty, and with the reasoning reward
-    where the method reads it. What is undefined is left out.
+    where the method reads it. `reward/format_only_share` is of rollouts of the right form with nothing right in them. What
+    is undefined is left out.
     """
     names = ["format", "correct", *(["overlong"] if method.overlong_share else []), "outcome"]
     values = {f"reward/{name}": rewards_N[name].mean().item() for name in names}
+    only_form = (rewards_N["format"] == FORMAT_MAX) & (rewards_N["correct"] == CORRECT_MIN)
+    values["reward/format_only_share"] = only_form.double().mean().item()
     total = values["reward/outcome"] + values.get("reward/overlong", 0.0)
     judged = ~rewards_N["reasoning"].isnan()
     if judged.any():

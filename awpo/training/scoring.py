@@ -17,16 +17,18 @@ from typing import Any
 from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
 from awpo.config import PolicyConfig
+from awpo.errors import UserError
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import judge_messages
 from awpo.judgement import Grades, Judgement
 from awpo.methods import Method
-from awpo.rewards import outcome_parts, overlong_penalty, reward_range
+from awpo.rewards import FORMAT_MAX, outcome_parts, overlong_penalty, reward_range
 from awpo.types import Instance
 
 SAMPLES = "judge_samples.jsonl"
 SAMPLES_PER_BATCH = 4
+ROUNDING = 1e-6
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Scorer:
     def score(self, instances: Sequence[Instance], texts: Sequence[str], lengths: Sequence[int]) -> Scores:
         """`texts` are completions with their tags, `lengths` their tokens; all of length N.
 
-        Raises UserError where more judgements fail than the judge's limit allows.
+        Raises UserError where more judgements fail than the judge's limit allows, and for a reward outside its range.
         """
         scores = Scores()
         completions = [parse_completion(text) for text in texts]
@@ -123,12 +125,14 @@ class Scorer:
         )
         if self.judge is None:
             scores.reasoning = [math.nan] * len(texts)
+            check_ranges(scores, instances, self.config.judge.scale)
             return scores
         start = time.perf_counter()
         judgements = [Judgement(i, c) for i, c in zip(instances, completions, strict=True)]
         scores.grades = asyncio.run(grade(self.judge, judgements))
         scores.judge_seconds = time.perf_counter() - start
         scores.reasoning = [self.config.judge.scale * grades.score for grades in scores.grades]
+        check_ranges(scores, instances, self.config.judge.scale)
         return scores
 
     def write_samples(
@@ -158,6 +162,30 @@ class Scorer:
                     **{name: values[index] for name, values in rows.items()},
                 }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def check_ranges(scores: Scores, instances: Sequence[Instance], scale: float) -> None:
+    """Raises UserError for the first reward outside of its declared range: advantages would be of a scale of its own.
+
+    Format is in [0, 1], the outcome in [r_min, r_max] of its instance, the penalty for length in [-1, 0], reasoning in
+    [0, scale]. A reasoning reward may be NaN, a failed judgement; another one may not.
+    """
+    outcome = [sum(parts) for parts in zip(scores.format, scores.correct, strict=True)]
+    for index, instance in enumerate(instances):
+        low, high = scores.r_min[index], scores.r_max[index]
+        for name, value, least, most in (
+            ("format", scores.format[index], 0.0, FORMAT_MAX),
+            ("outcome", outcome[index], low, high),
+            ("overlong", scores.overlong[index], -1.0, 0.0),
+            ("reasoning", scores.reasoning[index], 0.0, scale),
+        ):
+            if name == "reasoning" and math.isnan(value):
+                continue
+            if not least - ROUNDING <= value <= most + ROUNDING:
+                raise UserError(
+                    f"the reward {name!r} of a completion for the instance {instance.id} is {value:g}, outside of its "
+                    f"range [{least:g}, {most:g}]; mend what computes it, no step was made with it"
+                )
 
 
 def _known(value: float) -> float | None:

@@ -50,7 +50,7 @@ class Demonstrations:
     """Token ids of prompt and target; the labels of the prompt are ignored by the loss.
 
     Prompt and target are tokenised apart, as they meet at inference. `too_long` counts instances left out because
-    they exceed `max_length` tokens. Without `rationales` the target is the action alone.
+    they exceed `max_length` tokens; `ids` names those of the rows. Without `rationales` the target is the action alone.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Demonstrations:
         rationales: bool = True,
     ) -> None:
         self.rows: list[dict[str, list[int]]] = []
+        self.ids: list[str] = []
         self.too_long = 0
         for instance in instances:
             prompt = tokenizer(render_prompt(tokenizer, instance), add_special_tokens=False)["input_ids"]
@@ -73,13 +74,17 @@ class Demonstrations:
                 continue
             labels = [IGNORED] * len(prompt) + ids[len(prompt) :]
             self.rows.append({"input_ids": ids, "labels": labels})
+            self.ids.append(instance.id)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def to_dataset(self) -> Dataset:
-        """The rows in the form that TRL takes, with their `length` in tokens beside."""
-        return Dataset.from_list([{**row, "length": len(row["input_ids"])} for row in self.rows])
+        """The rows in the form that TRL takes, with their `length` in tokens and their place in `ids` (`instance`)."""
+        lengths = [len(row["input_ids"]) for row in self.rows]
+        return Dataset.from_list(
+            [{**row, "length": lengths[place], "instance": place} for place, row in enumerate(self.rows)]
+        )
 
 
 class LogToFiles(TrainerCallback):
@@ -150,6 +155,8 @@ def train_sft(
                 MarkWholeCheckpoints(),
             ],
         )
+        trainer.instance_ids = dataset.ids
+        trainer.watch_steps("sft", log)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         summary = {
             "steps": config.steps,

@@ -13,6 +13,8 @@ from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import SFTTrainer
 
+from awpo.training.finite_steps import FiniteSteps
+
 IGNORED = -100
 
 
@@ -20,7 +22,8 @@ class PadAroundTarget:
     """Pads prompts on the left and targets on the right, so that all targets start in the same column.
 
     Gives input_ids, attention_mask and labels, each (B, P + T), and `logits_to_keep` = T + 1: the head then works
-    on the target's columns alone, which are a third of a batch of tool-use prompts or less.
+    on the target's columns alone, which are a third of a batch of tool-use prompts or less. `instance` (B,) where the
+    rows have one.
     """
 
     def __init__(self, pad_id: int) -> None:
@@ -44,6 +47,7 @@ class PadAroundTarget:
             "attention_mask": attention_mask,
             "labels": labels,
             "logits_to_keep": longest_target + 1,
+            **({"instance": torch.tensor([row["instance"] for row in rows])} if "instance" in rows[0] else {}),
         }
 
 
@@ -89,8 +93,9 @@ class OrderedByLength(Sampler[int]):
         return iter(order)
 
 
-class TargetTrainer(SFTTrainer):
-    """Rows of the dataset: `input_ids`, `labels`, `length`; collated by `PadAroundTarget`.
+class TargetTrainer(FiniteSteps, SFTTrainer):
+    """Rows of the dataset: `input_ids`, `labels`, `length`, and `instance`, a place in `instance_ids`; collated by
+    `PadAroundTarget`.
 
     On a CPU the loss is `target_loss`: the trainer's own runs the head on every column there, and most of a step on
     long tool prompts would be the head's work on columns that have no loss. On a GPU the trainer's own leaves those
@@ -99,6 +104,7 @@ class TargetTrainer(SFTTrainer):
 
     # Both losses are divided by the target tokens of the whole optimiser step.
     loss_is_scaled_for_ga = True
+    instance_ids: Sequence[str] = ()
 
     def compute_loss(
         self,
@@ -107,15 +113,20 @@ class TargetTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        columns = inputs.pop("logits_to_keep")
+        columns, places = inputs.pop("logits_to_keep"), inputs.pop("instance", None)
+        if self.instance_ids and places is not None:
+            self._made_of([self.instance_ids[place] for place in places.tolist()])
         if self.accelerator.device.type != "cpu":
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            self._refuse_loss(found[0] if return_outputs else found)
+            return found
         labels = inputs.pop("labels")
         outputs = model(**inputs, logits_to_keep=columns, use_cache=False)
         loss = target_loss(outputs, labels, num_items_in_batch)
         # DDP averages the gradients of processes, where the tokens of all of them have been divided by.
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes
+        self._refuse_loss(loss)
         return (loss, outputs) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> OrderedByLength:

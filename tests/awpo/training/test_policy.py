@@ -6,6 +6,7 @@ import re
 import textwrap
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from awpo.config import JudgeConfig, PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
-from awpo.events import METRICS, RunLog, Tail
+from awpo.events import EVENTS, METRICS, RunLog, Tail
 from awpo.methods import METHODS, get_method
 from awpo.training.policy import prompt_rows, train_policy, trainer_arguments
 from awpo.training.policy_trainer import PolicyTrainer
@@ -333,13 +334,63 @@ def test_tokens_are_counted_by_stage(tiny_model: Path, instances: Path, tmp_path
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = trainer._compute_loss
-    broken = lambda model, inputs: compute(model, inputs) * (math.nan if trainer.state.global_step == 2 else 1.0)  # noqa: E731
+    compute, seen = trainer._compute_loss, {}
+
+    def broken(model: Any, inputs: dict[str, Any]) -> Any:
+        seen.setdefault(trainer.state.global_step, []).extend(inputs["instance"].tolist())
+        return compute(model, inputs) * (math.nan if trainer.state.global_step == 2 else 1.0)
+
     monkeypatch.setattr(trainer, "_compute_loss", broken)
-    with pytest.raises(UserError, match=r"the gradient of optimiser step 3 is not finite \(nan\)"):
+    with pytest.raises(UserError, match=r"the gradient of optimiser step 3 is not finite \(nan\)") as caught:
         trainer.train()
     assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
     assert trainer.state.global_step == 2
+    names = list(dict.fromkeys(trainer.instances[index].id for index in seen[2]))
+    assert f"its batch is of the instances {', '.join(names[:3])}" in str(caught.value)
+    [event] = [row for row in Tail(trainer.run_log.folder / EVENTS) if row["event"] == "not_finite"]
+    assert {"what": "gradient", "value": "nan", "step": 3, "rank": 0, "instances": names}.items() <= event.items()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_gradient(
+    trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One completion's advantage is infinite, as of a reward that overflowed: of all micro-batches one is named."""
+    whole = trainer._generate_and_score_completions
+
+    def overflowing(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = whole(inputs)
+        batch["advantages"][3] = math.inf
+        spoilt.append(int(batch["instance"][3]))
+        return batch
+
+    spoilt: list[int] = []
+    monkeypatch.setattr(trainer, "_generate_and_score_completions", overflowing)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(UserError, match=r"the loss of optimiser step [12] is not finite"):
+        trainer.train()
+    [event] = [row for row in Tail(trainer.run_log.folder / EVENTS) if row["event"] == "not_finite"]
+    assert trainer.instances[spoilt[0]].id in event["instances"]
+    if event["step"] == 1:
+        assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_policy_that_collapses_is_stopped_and_goes_on_when_told_to(
+    tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    """A learning rate far too high: after the first batch the policy knows one thing to say."""
+    changes = {"steps": 12, "learning_rate": 0.5, "save_every": 2, "stop_on_collapse": True}
+    config, out = QUICK.model_copy(update={**changes, "max_completion_length": 24}), tmp_path / "out"
+    with pytest.raises(UserError, match=r"may have collapsed.*ends the run.*its last checkpoint is kept"):
+        train_policy(str(tiny_model), instances, out, config)
+    assert not (out / "manifest.json").exists()
+    assert list((out / ".resume").glob("checkpoint-*/whole"))
+    assert len(metrics_of(out)) < 12
+    train_policy(str(tiny_model), instances, out, config.model_copy(update={"stop_on_collapse": False}))
+    events = list(Tail(out / EVENTS))
+    assert any(row["event"] == "note" and row["message"].startswith("goes on after step") for row in events)
+    assert any(row["event"] == "warning" and "may have collapsed" in row["message"] for row in events)
+    assert len(metrics_of(out)) == 12
+    assert all("rollout/repeated_share" in row for row in metrics_of(out)[::2])
 
 
 def test_rewards_that_vary_change_the_weights(trainer: PolicyTrainer) -> None:

@@ -105,6 +105,7 @@ def test_reward_means_leave_failed_judgements_out() -> None:
     rewards["outcome"] = rewards["format"] + rewards["correct"] + rewards["overlong"]  # 4, -4, 2, 1
     found = reward_metrics(get_method("grpo_mixed"), rewards)
     assert found["reward/format"] == 0.75
+    assert found["reward/format_only_share"] == 0.0  # the one of -3 has no form either
     assert found["reward/outcome"] == 0.75
     assert found["reward/reasoning"] == 2.0
     assert found["reward/total"] == 2.75
@@ -114,6 +115,8 @@ def test_reward_means_leave_failed_judgements_out() -> None:
     assert "reward/overlong" not in found
     assert reward_metrics(get_method("dapo"), rewards)["reward/overlong"] == -0.25
     assert reward_metrics(get_method("grpo"), rewards)["reward/total"] == 0.75
+    formal = {**rewards, "correct": torch.tensor([-3.0, -3.0, -3.0, 0.0])}
+    assert reward_metrics(get_method("grpo"), formal)["reward/format_only_share"] == 0.5
     none = reward_metrics(get_method("grpo"), {**rewards, "reasoning": torch.full((4,), math.nan)})
     assert "reward/reasoning" not in none
 

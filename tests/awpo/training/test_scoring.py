@@ -15,7 +15,7 @@ from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import judge_messages
 from awpo.judgement import Grades, JudgeAnswer, Judgement
 from awpo.methods import get_method
-from awpo.training.scoring import Scorer
+from awpo.training.scoring import Scorer, Scores, check_ranges
 from awpo.types import Completion, ToolCall
 
 THOUGHT = "<think>\nget_weather fits: weather of a city. city is Paris.\n</think>\n\n"
@@ -115,3 +115,41 @@ def test_every_rollout_can_become_a_sample(instances: Path, tmp_path: Path) -> N
     assert len(rows) == 30 * 4
     assert {row["completion"] for row in rows} == set(texts)
     assert [row["step"] for row in rows] == [step for step in range(1, 31) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("format", 1.5, r"'format' .* is 1.5, outside of its range \[0, 1\]"),
+        ("format", math.nan, "'format' .* is nan"),
+        ("correct", 3.5, r"'outcome' .* is 4.5, outside of its range \[-3, 4\]"),
+        ("correct", -5.0, r"'outcome' .* is -4, outside"),
+        ("correct", -math.inf, "'outcome' .* is -inf"),
+        ("overlong", 0.5, r"'overlong' .* is 0.5, outside of its range \[-1, 0\]"),
+        ("reasoning", 3.01, r"'reasoning' .* is 3.01, outside of its range \[0, 3\]"),
+        ("reasoning", -0.1, "'reasoning' .* is -0.1"),
+        ("reasoning", math.inf, "'reasoning' .* is inf"),
+    ],
+)
+def test_a_reward_outside_of_its_range_is_refused_by_name(instances: Path, name: str, value: float, told: str) -> None:
+    chosen = read_instances(instances, {"train"})[:2]
+    good = Scores([1.0, 1.0], [3.0, 3.0], [0.0, -1.0], [math.nan, 3.0], [-3.0, -3.0], [4.0, 4.0])
+    check_ranges(good, chosen, 3.0)
+    getattr(good, name)[1] = value
+    with pytest.raises(UserError, match=told) as caught:
+        check_ranges(good, chosen, 3.0)
+    assert chosen[1].id in str(caught.value)
+
+
+class GenerousJudge:
+    """Scores out of ten, where a judge's scores are in [0, 1]."""
+
+    async def score(self, items: list[Judgement]) -> list[float]:
+        return [8.0 for _ in items]
+
+
+def test_a_judge_of_another_scale_ends_the_run_before_a_step(instances: Path) -> None:
+    scorer = Scorer(get_method("awpo"), PolicyConfig(), None)
+    scorer.judge = GenerousJudge()
+    with pytest.raises(UserError, match=r"'reasoning' .* is 24, outside of its range \[0, 3\]"):
+        scorer.score(read_instances(instances, {"train"})[:1], [THOUGHT + CALL], [30])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from awpo.chat import render_prompt
 from awpo.config import PolicyConfig, SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
-from awpo.events import METRICS, Tail
+from awpo.events import EVENTS, METRICS, Tail
+from awpo.training import sft_trainer
 from awpo.training.checkpoints import RESUME, WHOLE
 from awpo.training.policy import train_policy
 from awpo.training.sft import Demonstrations, LogToFiles, prepare_demonstrations, train_sft, trainer_arguments
@@ -299,3 +301,35 @@ def test_a_model_that_is_not_there_is_a_user_error(instances: Path, tmp_path: Pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="cannot load the model"):
         train_sft(str(tmp_path / "empty"), instances, tmp_path / "out", QUICK)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_batch(
+    tiny_model: Path, instances: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def overflowing(outputs: Any, labels: torch.Tensor, count: Any = None) -> torch.Tensor:
+        seen.append(labels)
+        return target_loss(outputs, labels, count) / (0.0 if len(seen) == 4 else 1.0)
+
+    monkeypatch.setattr(sft_trainer, "target_loss", overflowing)
+    out = tmp_path / "out"
+    with pytest.raises(
+        UserError, match=r"the loss of optimiser step 4 is not finite \(inf\).*sft.learning_rate"
+    ) as told:
+        train_sft(str(tiny_model), instances, out, QUICK)
+    [event] = [row for row in Tail(out / EVENTS) if row["event"] == "not_finite"]
+    assert len(event["instances"]) == QUICK.batch_size
+    known = {instance.id: instance for instance in read_instances(instances, {"train"})}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = Demonstrations(tokenizer, [known[name] for name in event["instances"]], 2000).rows
+    targets = sorted(tuple(i for i in row["labels"] if i != IGNORED) for row in rows)
+    assert targets == sorted(
+        tuple(i for i in row if i != IGNORED) for row in seen[3].tolist()
+    )  # that batch and no other
+    assert event["instances"][0] in str(told.value)
+    assert (out / RESUME / "checkpoint-2" / WHOLE).exists()
+    assert not (out / RESUME / "checkpoint-4").exists()
+    monkeypatch.undo()
+    train_sft(str(tiny_model), instances, out, QUICK)  # from there it goes on
+    assert [row["step"] for row in Tail(out / METRICS)] == [1, 2, 3, 4, 5, 6]
