@@ -113,6 +113,7 @@ FREE = {
     *("model", "models[]", "launch"),  # a path, where it is no preset: those are listed beside
     *("name", "alias"),  # names of the registry
     *("EndpointConfig.base_url", "EndpointConfig.model", "EndpointConfig.api_key_variable", "EndpointConfig.cache"),
+    "RolloutSettings.url",  # the address of a vLLM server
     *("LengthConfig.tokenizer", "BenchmarkText.path", "BenchmarkText.fields[]", "EvaluationConfig.benchmark_data"),
     "AdapterConfig.target_modules[]",  # names of a model's layers
 }
