@@ -89,7 +89,12 @@ def opened(uri: str, *, create: bool = True) -> Iterator[sa.Engine]:
         MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except ImportError as error:
         raise UserError(
-            f"{without_password(uri)} needs the package {error.name}; pip install 'awpo[cluster]'"
+            f"{without_password(uri)} needs the package {error.name}; "
+            + (
+                "pip install 'awpo[cluster]'"
+                if uri.startswith("postgresql")
+                else "install it, or give postgresql://..."
+            )
         ) from None
     except (MlflowException, sa.exc.SQLAlchemyError, OSError) as error:
         raise UserError(f"cannot open {without_password(uri)}: {str(error).splitlines()[0]}") from None

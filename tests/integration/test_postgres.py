@@ -203,6 +203,7 @@ def test_without_a_store_there_is_nothing_to_move(postgres: Any, tmp_path: Path)
     ("to", "said"),
     [
         ("http://127.0.0.1:5000", "which is no database"),
+        ("mysql://me:planted-secret@127.0.0.1:9/none", "the package MySQLdb; install it, or give postgresql://"),
         ("postgresql://me:planted-secret@127.0.0.1:9/none", "cannot open postgresql://me@127.0.0.1:9/none"),
     ],
 )
