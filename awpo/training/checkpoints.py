@@ -82,6 +82,20 @@ def where_to_resume(out: Path, stage: Stage, log: RunLog, steps: int) -> Path | 
     return found[0]
 
 
+def train_from(trainer: Any, resume: Path | None, steps: int) -> None:
+    """Trains up to `steps`, from the checkpoint `resume` where there is one.
+
+    A trainer that resumes after its last step would make one more before it looks whether it is done.
+    """
+    if step_of(resume) >= steps:
+
+        def no_step(**_: Any) -> None:
+            trainer.control.should_training_stop = True
+
+        trainer._run_epoch = no_step
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+
+
 def step_of(checkpoint: Path | None) -> int:
     """After which step a checkpoint was saved; 0 without one."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0

@@ -39,6 +39,7 @@ from awpo.training.checkpoints import (
     load_policy,
     open_training,
     step_of,
+    train_from,
     where_to_resume,
 )
 from awpo.training.collapse_watch import CollapseWatch
@@ -282,7 +283,7 @@ def train_policy(
             log=log,
             rollouts=closing.enter_context(rollouts),
         )
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        train_from(trainer, resume, config.steps)
         summary = {**_last_metrics(out, config), "prompts": len(rows), "too_long": too_long, "steps": config.steps}
         with trained_model(trainer, model, config.lora) as trained:
             if trained is not None:

@@ -35,6 +35,7 @@ from awpo.training.checkpoints import (
     leave_processes,
     load_policy,
     open_training,
+    train_from,
     where_to_resume,
 )
 from awpo.training.demonstrations import wrong_decision
@@ -157,7 +158,7 @@ def train_sft(
         )
         trainer.instance_ids = dataset.ids
         trainer.watch_steps("sft", log)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        train_from(trainer, resume, config.steps)
         summary = {
             "steps": config.steps,
             "loss": _mean_loss(out),
