@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data kill-matrix help demo test test-long test-cluster test-vllm test-browser mutation fuzz serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
+.PHONY: bench bench-overhead bench-bfcl peer-bfcl peer-bfcl-v4 bench-data soak-data soak kill-matrix help demo test test-long test-cluster test-vllm test-browser mutation fuzz serve lint install install-smollm2 install-deepspeed install-vllm install-bfcl-v4 study clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
@@ -67,6 +67,9 @@ bench-data: $(READY) ## What preparing data costs, against parsing and writing a
 
 soak-data: $(READY) ## A million dialogues: does memory stay the same, is a killed run the same? Half an hour, 12 GB
 	$(BIN)/python tests/benchmarks/soak_data.py
+
+soak: $(READY) ## Three pipelines at a time while runs, workers and servers are killed at random: 60 minutes and some; figures in .soak.json
+	$(BIN)/python tests/soak/soak.py
 
 kill-matrix: $(READY) ## Every stage killed at 66 seeded moments and run again: half an hour; goes on where it stood (.kill-matrix.jsonl)
 	$(BIN)/python tests/soak/kill_matrix.py
