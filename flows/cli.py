@@ -167,7 +167,7 @@ def _run_pipeline(settings: Any, out: Path, verbose: bool, as_json: bool) -> Non
 
     settings.check()
     check_out(out)
-    check_launch(settings.launch, out)
+    check_launch(settings.launch, settings.policy, out)
     start = time.monotonic()
     with flow_session(verbose):
         from flows.pipeline import pipeline

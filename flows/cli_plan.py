@@ -151,7 +151,7 @@ def _facts(asked: Plan, launch: str) -> list[tuple[str, str]]:
     if config.rollouts.engine == "vllm_colocate":
         settings = config.rollouts
         share = f"share {settings.gpu_memory_utilization:g} of each GPU, tensor parallel {settings.tensor_parallel}"
-        facts.insert(4, ("vLLM", f"{share}, room for {asked.requests:.0f} rollouts at once"))
+        facts.insert(4, ("vLLM", f"{share}, room for {max(0, asked.requests):.0f} rollouts at once"))
     return facts
 
 

@@ -116,7 +116,7 @@ def run_pipeline(settings: PipelineSettings, out: Path, *, flow: str = "pipeline
     """
     layout = Layout(out)
     check_out(out)
-    check_launch(settings.launch, out)
+    check_launch(settings.launch, settings.policy, out)
     with stops_its_tasks(), parent_run(flow, out, settings.model_dump(mode="json")) as (tracking, run):
         instances = prepare_instances(layout, settings, tracking)
         settings = fit_evaluation(settings, instances)

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, is_worker_file
+from awpo.config import PolicySettings
 from awpo.errors import UserError
 from awpo.launch import read_launch
 from tasks.devices import check_machine
@@ -108,13 +109,30 @@ def _is_mark(path: Path) -> bool:
     return path.name in (IN_PROGRESS, "cells.csv", "study.json")
 
 
-def check_launch(launch: str, out: Path) -> None:
-    """Raises UserError where `out` is to become a new result and this machine can't train by that launch preset.
+def check_launch(launch: str, policy: PolicySettings, out: Path) -> None:
+    """Raises UserError where `out` is to become a new result and this machine can't train so, by that launch preset:
+    its processes, and rollouts by vLLM, which would be refused after fine-tuning only.
 
     What is in an older one may need no training any more.
     """
-    if not out.is_dir() or not any(out.iterdir()):
-        check_machine(read_launch(launch))
+    if out.is_dir() and any(out.iterdir()):
+        return
+    settings, rollouts = read_launch(launch), policy.rollouts
+    check_machine(settings)
+    # Of a Python of its own nothing is known before it runs; asking torch costs seconds.
+    if rollouts.engine != "trainer" and not settings.interpreter:
+        import torch
+
+        from awpo.training.vllm_arguments import check_rollouts
+        from awpo.training.vllm_server import VllmClient
+
+        check_rollouts(rollouts, settings.processes)
+        if rollouts.url and not torch.cuda.is_available():  # on GPUs it is TRL that asks it, in a way of its own
+            server = VllmClient(rollouts.url)
+            try:
+                server.check(policy.max_prompt_length + policy.max_completion_length)
+            finally:
+                server.close()
 
 
 def check_out(out: Path, needed: float = NEEDED_DISK) -> None:

@@ -6,14 +6,16 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from awpo.artifacts import IN_PROGRESS, open_stage
+from awpo.config import PolicySettings
 from awpo.errors import UserError
 from flows.cli import app
 from flows.parameters import read_pipeline
 from flows.pipeline import run_pipeline
-from flows.preflight import check_own, check_writable
+from flows.preflight import check_launch, check_own, check_writable
 
 
 def test_a_folder_of_foreign_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -111,3 +113,25 @@ def test_forms_are_as_careful_as_commands(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"thesis\.tex"):
         flow.fn(out=str(tmp_path), **given)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of rollouts on a machine without GPUs")
+@pytest.mark.parametrize(
+    ("rollouts", "reason"),
+    [
+        ({"engine": "vllm_colocate"}, "needs GPUs"),
+        ({"engine": "vllm_server"}, "vLLM is not installed"),
+        ({"engine": "vllm_server", "url": "http://127.0.0.1:1"}, "127.0.0.1:1"),
+    ],
+)
+def test_rollouts_that_cannot_be_are_refused_before_fine_tuning(
+    rollouts: dict[str, str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWPO_VLLM_PYTHON", "/nowhere/python")
+    policy = PolicySettings.read({"rollouts": rollouts}, "here")
+    with pytest.raises(UserError, match=reason):
+        check_launch("cpu", policy, tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").touch()
+    check_launch("cpu", policy, tmp_path / "old")  # what is there may need no training any more
+    check_launch("cpu", PolicySettings(), tmp_path / "new")

@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so_in_a_line(tmp_path: Path):
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path):
     done = check(tmp_path, PYTHON="/nowhere/python")
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert done.stderr.splitlines() == [
         "error: there is no /nowhere/python; run make install, or name a Python: PYTHON=... infra/gpu_check.sh"
     ]
