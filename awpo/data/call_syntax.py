@@ -36,6 +36,7 @@ _PLAIN = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _NOT_IN_KEY = re.compile(r"[=,()\[\]{}'\"]")
 _NOT_IN_NAME = re.compile(r"[(\[\]{}\"=]")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_OCTAL = re.compile("[0-7]{1,3}")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "/": "/", "\\": "\\"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _HEX_DIGITS = re.compile(r"[0-9a-fA-F]*")
@@ -356,6 +357,9 @@ class _Scanner:
                 raise _CannotRead(place, "an escape that names no character")
             self.at = digits.end()
             return chr(int(digits[0], 16))
+        if octal := _OCTAL.match(self.text, place + 1):  # Python's; JSON has none
+            self.at = octal.end()
+            return chr(int(octal[0], 8))
         self.at = place + 2
         if letter == "\n":
             return ""

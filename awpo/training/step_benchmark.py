@@ -45,10 +45,8 @@ class Shape:
         return self.prompts * self.group
 
     def micro_batches(self) -> list[int]:
-        """The micro-batches that stock TRL is tried with: half a group, a group, two, all rows."""
-        return sorted(
-            {size for size in (self.group // 2, self.group, 2 * self.group, self.rows) if self.rows % size == 0}
-        )
+        """The micro-batches that stock TRL is tried with: half a group, a group, all rows."""
+        return sorted({size for size in (self.group // 2, self.group, self.rows) if self.rows % size == 0})
 
 
 class Side:

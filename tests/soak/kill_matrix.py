@@ -271,16 +271,21 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def own_environment() -> dict[str, str]:
+    """This process's, without stores and servers: what was called before in it, MLflow too, writes them there."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("AWPO_", "MLFLOW_", "PREFECT_"))}
+
+
 def environment_of(out: Path) -> dict[str, str]:
     runs = {"AWPO_RUNS": str(out / "runs"), "PREFECT_HOME": str(out / "prefect"), "PYTHONPATH": str(ROOT)}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "ERROR", **runs}
+    return {**own_environment(), "OMP_NUM_THREADS": "1", "PREFECT_LOGGING_LEVEL": "ERROR", **runs}
 
 
 def run_python(arguments: list[str], environment: dict[str, str], log: Path) -> None:
     with open(log, "w", encoding="utf-8") as file:
         found = subprocess.run(
             [sys.executable, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**own_environment(), "PYTHONPATH": str(ROOT), **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=ROOT,

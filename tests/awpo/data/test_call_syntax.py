@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from awpo.chat import DEEPEST_VALUE
@@ -155,6 +155,8 @@ SYNTAX = st.lists(st.sampled_from(TOKENS), max_size=30).map("".join)
 
 
 @given(SYNTAX)
+@example("'\\1'")
+@example("'\\x41\\101\\0'")
 @settings(max_examples=500, deadline=None)
 def test_it_never_raises_and_takes_no_value_that_python_reads_otherwise(text: str) -> None:
     scan_calls(text, ["f", "a(1"])
