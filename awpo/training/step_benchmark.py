@@ -210,6 +210,7 @@ def _trainer(side: str, shape: Shape, micro_batch: int, out: Path) -> Any:
     from awpo.methods import get_method
     from awpo.training.policy import trainer_arguments
     from awpo.training.policy_trainer import PolicyTrainer
+    from awpo.types import Instance, Message
 
     model, tokenizer = _model(shape)
     config = PolicyConfig(
@@ -242,7 +243,9 @@ def _trainer(side: str, shape: Shape, micro_batch: int, out: Path) -> Any:
         trainer = GRPOTrainer(reward_funcs=[reward], **common)
     else:
         scorer: Any = _EvenScorer()
-        trainer = PolicyTrainer(method=method, scorer=scorer, instances=[None], log=RunLog(out / side), **common)  # type: ignore[list-item]
+        asked, answer = Message("user", "?"), Message("assistant", "!")
+        instance = Instance("benchmark", "benchmark", 0, 1, "train", (), (asked,), answer, None)
+        trainer = PolicyTrainer(method=method, scorer=scorer, instances=[instance], log=RunLog(out / side), **common)
         trainer.eos_token_ids = []
     trainer._tokenize_prompts = lambda texts: ([prompts[text] for text in texts], None, {})
     return trainer

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from awpo.errors import UserError
-from awpo.training.step_benchmark import Shape, measure
+from awpo.training.step_benchmark import SIDES, Shape, Side, measure
 
 
 def test_stock_trl_is_tried_with_whole_micro_batches() -> None:
@@ -12,6 +14,19 @@ def test_stock_trl_is_tried_with_whole_micro_batches() -> None:
 def test_a_shape_without_a_group_is_refused() -> None:
     with pytest.raises(UserError, match="at least two rows"):
         measure(Shape(10, 4, 1), 1)
+
+
+@pytest.mark.slow
+def test_both_sides_take_a_step_and_ours_computes_the_same(tmp_path: Path) -> None:
+    shape = Shape(16, 8, 2, prompts=2)
+    for name in SIDES:
+        with Side(name, shape, 2, tmp_path) as side:
+            step = side.ask("step")
+            assert 0 < step["rollout_seconds"] < step["processor_seconds"]
+            if name == "ours":
+                compared = side.ask("compare")
+    assert compared["max_logprob_difference"] < 1e-5
+    assert compared["gradient_difference"] < 1e-4
 
 
 @pytest.mark.study
