@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +80,10 @@ class Board:
 
     def __init__(self, machines: int, port: int) -> None:
         self.machines = machines
+        self._connections: list[socket.socket] = []
         self._others: dict[int, socket.socket] = {}
         self._work: dict[str, Any] = {"number": 0}
-        self._under_way = False
+        self._under_way = self._closed = False
         self._ended: set[int] = set()
         self._problem = ""
         self._changed = threading.Condition()
@@ -99,14 +100,14 @@ class Board:
             }
             self._under_way, self._problem = True, ""
             self._ended.clear()
-            self._tell(self._work)
+            self._tell(self._work, self._others.values())
 
     def stop(self, patience: float) -> None:
         """Has all others end what they do for the work that is under way, after `patience` seconds to end by itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._problem or len(self._ended) == self.machines - 1, patience)
             self._under_way = False
-            self._tell({"stop": True})
+            self._tell({"stop": True}, self._others.values())
 
     def problem(self) -> str:
         """What has gone wrong on another machine; empty where nothing has."""
@@ -114,20 +115,27 @@ class Board:
             return self._problem
 
     def close(self) -> None:
-        """Lets the others go: there will be no more work."""
+        """Lets the others go, also those that have come and not yet said their number: there will be no more work."""
         with self._changed:
-            self._tell({"end": True})
+            self._closed = True
+            self._tell({"end": True}, self._connections)
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # closing alone lets a waiting `accept` take one more
         self._server.close()
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        for other in self._others.values():
+    def _tell(self, message: dict[str, Any], connections: Iterable[socket.socket]) -> None:
+        for connection in connections:
             with contextlib.suppress(OSError):
-                other.sendall(json.dumps(message).encode() + b"\n")
+                connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
                 connection, _ = self._server.accept()
+                with self._changed:
+                    self._connections.append(connection)
+                    if self._closed:
+                        self._tell({"end": True}, [connection])
                 threading.Thread(target=self._listen, args=(connection,), name="machine", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
@@ -148,6 +156,7 @@ class Board:
                         self._problem = f"the processes of machine {number} ended with code {told['code']}"
                     self._changed.notify_all()
         with self._changed:
+            self._connections.remove(connection)
             if self._others.get(number) is connection:
                 del self._others[number]
                 if self._under_way and number not in self._ended and not self._problem:

@@ -8,6 +8,7 @@ which the parent may die and imports may fail: so this is begun before.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import runpy
 import sys
@@ -25,6 +26,7 @@ def main() -> None:
         with open(Path(job_file).parent / log, "a", encoding="utf-8") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # where a native library crashes, the log says what was running
     sys.argv = [module, job_file]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

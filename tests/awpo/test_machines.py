@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 import pytest
 
 from awpo.errors import UserError
 from awpo.launch import read_launch
-from awpo.machines import MeetingPoint, machine_rank, machines_given, meeting_point
+from awpo.machines import Board, MeetingPoint, machine_rank, machines_given, meeting_point
+from tests.awpo.test_processes import wait_until
 
 NAMES = ("AWPO_MACHINES", "AWPO_MACHINE_RANK", "MASTER_ADDR", "MASTER_PORT")
 SLURM = ("SLURM_STEP_ID", "SLURM_NNODES", "SLURM_NODEID")
@@ -52,3 +56,15 @@ def test_what_is_missing_is_told(given: dict[str, str], told: str, monkeypatch: 
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=told):
         meeting_point(2)
+
+
+def test_who_came_and_said_no_number_yet_is_let_go() -> None:
+    """The work ends while another machine is still coming."""
+    board = Board(2, port=0)
+    address = ("127.0.0.1", board._server.getsockname()[1])
+    with socket.create_connection(address, timeout=10) as other, other.makefile() as lines:
+        assert wait_until(lambda: board._connections, 10)
+        board.close()
+        assert json.loads(next(lines)) == {"end": True}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=10)
