@@ -68,7 +68,7 @@ bench-data: $(READY) ## What preparing data costs, against parsing and writing a
 soak-data: $(READY) ## A million dialogues: does memory stay the same, is a killed run the same? Half an hour, 12 GB
 	$(BIN)/python tests/benchmarks/soak_data.py
 
-soak: $(READY) ## Three pipelines at a time while runs, workers and servers are killed at random: 60 minutes and some; figures in .soak.json
+soak: $(READY) ## Three pipelines at a time while runs, workers and servers are killed at random: 60 minutes and some; figures in .soak.jsonl
 	$(BIN)/python tests/soak/soak.py
 
 kill-matrix: $(READY) ## Every stage killed at 66 seeded moments and run again: half an hour; goes on where it stood (.kill-matrix.jsonl)

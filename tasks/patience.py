@@ -3,11 +3,15 @@
 MLflow's client tries an HTTP request some times within seconds and a database not at all, so that a restart of the
 database in the moment when a stage begins or ends would fail hours of work. Here each call is made again until the
 store is back, a stop of the flow ends the waiting, and after `PATIENCE_SECONDS` the error stands.
+
+So is a call that lost a race: MLflow looks whether a row is there (a dataset that several runs take, for one) and writes
+it where it is not, so that of two processes that do so at once one is refused. Asked again, it finds the row.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -22,6 +26,9 @@ from tasks.cancellation import wait_for_stop
 # A managed database takes one to two minutes to fail over. Prefect's client waits as long (flows.environment).
 PATIENCE_SECONDS = 120.0
 ASK_SECONDS = 3.0
+RACES = 10
+"""Times that a call may lose a race: far more than processes that would run it at once and meet again."""
+RACE_SECONDS = 0.3
 
 
 def patient(client: MlflowClient, seconds: float = PATIENCE_SECONDS, ask: float = ASK_SECONDS) -> MlflowClient:
@@ -45,11 +52,15 @@ class _Patient:
     def _waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def again(*given: Any, **named: Any) -> Any:
-            began, told = time.monotonic(), False
+            began, told, races = time.monotonic(), False, 0
             while True:
                 try:
                     return call(*given, **named)
                 except MlflowException as error:
+                    if lost_a_race(error) and races < RACES:
+                        races += 1
+                        if not wait_for_stop(random.uniform(0, RACE_SECONDS)):
+                            continue
                     if not is_away(error) or time.monotonic() - began + self._ask > self._seconds:
                         raise
                     if not told:
@@ -64,6 +75,11 @@ class _Patient:
 def is_away(error: MlflowException) -> bool:
     """Whether the error says that the store cannot be reached now, and nothing of what it was asked."""
     return error.error_code == "TEMPORARILY_UNAVAILABLE" or str(error).startswith("API request to ")
+
+
+def lost_a_race(error: MlflowException) -> bool:
+    """Whether the store refused a row because another process wrote the same one in the same moment."""
+    return any(words in str(error) for words in ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry"))
 
 
 def _tell(message: str) -> None:

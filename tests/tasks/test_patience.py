@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
 
 from tasks import cancellation
 from tasks.patience import is_away, patient
+from tasks.tracking import Tracking
 
 
 class Flaky:
@@ -21,13 +24,15 @@ class Flaky:
 
     tracking_uri = "postgresql://db/mlflow"
 
-    def __init__(self, away: int, code: int = TEMPORARILY_UNAVAILABLE) -> None:
-        self.away, self.code, self.calls = away, code, 0
+    def __init__(
+        self, away: int, code: int = TEMPORARILY_UNAVAILABLE, message: str = "the database system is starting up"
+    ) -> None:
+        self.away, self.code, self.message, self.calls = away, code, message, 0
 
     def get_run(self, run_id: str) -> str:
         self.calls += 1
         if self.calls <= self.away:
-            raise MlflowException("the database system is starting up", error_code=self.code)
+            raise MlflowException(self.message, error_code=self.code)
         return run_id
 
 
@@ -95,3 +100,27 @@ def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_who_loses_a_race_for_a_row_asks_again(tracking: Tracking) -> None:
+    """Several runs take the same data at once, and MLflow keeps one row for it."""
+    client, together = tracking.client(), threading.Barrier(4)
+
+    def take(run_id: str, digest: int) -> int:
+        data = Dataset("instances", str(digest), "local", "{}")
+        together.wait()
+        client.log_inputs(run_id, datasets=[DatasetInput(data, [InputTag("mlflow.data.context", "instances")])])
+        return len(client.get_run(run_id).inputs.dataset_inputs)
+
+    for digest in range(4):
+        runs = [client.create_run(tracking.experiment_id).info.run_id for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(take, runs, [digest] * 4)) == [1, 1, 1, 1]
+
+
+def test_a_race_that_is_always_lost_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.patience.RACE_SECONDS", 0.0)
+    flaky = Flaky(away=10**9, code=INTERNAL_ERROR, message="(psycopg.errors.UniqueViolation) duplicate key value")
+    with pytest.raises(MlflowException, match="duplicate key"):
+        client_of(flaky).get_run("a")
+    assert flaky.calls == 11
