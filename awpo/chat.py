@@ -98,7 +98,7 @@ def parse_completion(text: str) -> Completion:
     departures that leave no doubt about what is called (a missing closing tag, an extra key) are errors only.
     """
     problems: list[str] = []
-    lone = _SURROGATES.search(text)
+    lone = None if text.isascii() else _SURROGATES.search(text)
     if lone:  # kept, it would make every later write of the text fail
         problems.append(f"character {lone.start()}: a lone surrogate is not text")
         text = _SURROGATES.sub("�", text)
@@ -122,10 +122,9 @@ def _end_of_turn(text: str) -> int:
     while True:
         while end and text[end - 1].isspace():
             end -= 1
-        token = next((token for token in END_TOKENS if text.endswith(token, 0, end)), None)
-        if token is None:
+        if not text.endswith(END_TOKENS, 0, end):
             return end
-        end -= len(token)
+        end -= next(len(token) for token in END_TOKENS if text.endswith(token, 0, end))
 
 
 def _thoughts(text: str, end: int) -> Iterator[tuple[int, int, int]]:
@@ -136,7 +135,7 @@ def _thoughts(text: str, end: int) -> Iterator[tuple[int, int, int]]:
     last = text.rfind(THINK_END, 0, end)
     first = text.find(THINK_END, 0, end)
     tag = text.find(THINK, 0, end)
-    opens = tag >= 0 and not text[:tag].strip()
+    opens = tag == 0 or (tag > 0 and text[:tag].isspace())
     if last < 0:
         yield (tag, tag + len(THINK), end) if opens else (-1, 0, 0)
         return
@@ -313,15 +312,16 @@ class _Reader:
         name = value.get("name")
         if not isinstance(name, str) or not name.strip():
             raise _CannotRead('it has no "name" that is a non-empty string')
-        given = [key for key in ("arguments", "parameters") if key in value]
-        if len(given) != 1 or not isinstance(value[given[0]], dict):
+        given = "arguments" if "arguments" in value else "parameters"
+        arguments = value.get(given)
+        if not isinstance(arguments, dict) or (given == "arguments" and "parameters" in value):
             raise _CannotRead('it needs one of "arguments" and "parameters", an object')
         _check_value(value)
         if len(value) > 2:
-            extra = next(key for key in value if key not in ("name", given[0]))
+            extra = next(key for key in value if key not in ("name", given))
             self.error(position, f"a call has the extra key {extra[:40]!r}")
-        if len(self.keys) == 1 and given[0] not in self.keys:
+        if len(self.keys) == 1 and given not in self.keys:
             self.error(position, 'calls with "arguments" beside calls with "parameters"')
-        self.keys.add(given[0])
-        self.calls.append(ToolCall(name, value[given[0]]))
+        self.keys.add(given)
+        self.calls.append(ToolCall(name, arguments))
         return after

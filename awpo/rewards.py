@@ -31,6 +31,8 @@ CORRECT_MIN, CORRECT_MAX = -3.0, 3.0
 
 def json_equal(left: Any, right: Any) -> bool:
     """Equality of JSON values with their types: 1 equals 1.0, but neither "1" nor true; objects in any key order."""
+    if isinstance(left, str):  # most values are
+        return bool(left == right)
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -56,9 +58,9 @@ def jaccard(left: Iterable[str], right: Iterable[str]) -> float:
 
 def _agreement(reference: ToolCall, predicted: ToolCall, equal: Callable[[Any, Any], bool]) -> float:
     """J(keys g, keys p) + #{k in g : p[k] equals g[k]}, in [0, 1 + |params g|]; the two have the same name."""
-    given = predicted.arguments
-    hits = sum(key in given and equal(given[key], value) for key, value in reference.arguments.items())
-    return jaccard(reference.arguments, given) + hits
+    due, given = reference.arguments, predicted.arguments
+    hits = sum([key in given and equal(given[key], value) for key, value in due.items()])
+    return (1.0 if due.keys() == given.keys() else jaccard(due, given)) + hits
 
 
 def _largest_sum(table: list[list[float]]) -> float:
@@ -97,7 +99,11 @@ def call_score(reference: Sequence[ToolCall], predicted: Sequence[ToolCall], *, 
     """
     equal = json_equal if mode == "strict" else _python_equal
     match = _largest_sum if mode == "strict" else _greedy_sum
-    score = jaccard((call.name for call in reference), (call.name for call in predicted))
+    most = 1 + len(reference) + sum([len(call.arguments) for call in reference])
+    if len(reference) == len(predicted) == 1:  # as most are: no matching
+        (g,), (p,) = reference, predicted
+        return (1 + _agreement(g, p, equal)) / most if g.name == p.name else 0.0
+    score = jaccard([call.name for call in reference], [call.name for call in predicted])
     by_name: dict[str, list[ToolCall]] = {}
     for call in predicted:
         by_name.setdefault(call.name, []).append(call)
@@ -108,7 +114,7 @@ def call_score(reference: Sequence[ToolCall], predicted: Sequence[ToolCall], *, 
         candidates = by_name.get(name)
         if candidates:
             score += match([[_agreement(g, p, equal) for p in candidates] for g in calls])
-    return score / (1 + len(reference) + sum(len(call.arguments) for call in reference))
+    return score / most
 
 
 def _python_equal(left: Any, right: Any) -> bool:

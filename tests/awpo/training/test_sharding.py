@@ -207,7 +207,9 @@ def test_a_training_in_shards_is_that_of_one_process_even_if_one_of_two_is_kille
     alone: Path, interrupted: tuple[Path, str]
 ) -> None:
     out, told = interrupted
-    assert re.match(r"rank 1 of 2 of recorded_policy was killed by SIGKILL, likely out of memory, and the others", told)
+    assert re.match(
+        r"rank 1 of 2 of recorded_policy was killed by SIGKILL, likely out of memory, and the others", told
+    ), told
     (note,) = [row["message"] for row in Tail(out / EVENTS) if row["event"] == "note"]
     assert re.match(r"goes on after step [24] of 6", note)
     assert_same_steps(out, alone)
