@@ -352,33 +352,41 @@ def undisturbed(soak: Soak, folder: Path) -> dict[int | None, dict[str, Any]]:
 
 def soaked(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Figures and problems of a soak in `folder`, servers started and ended."""
-    with Servers(folder, arguments.undisturbed) as servers:
-        soak = Soak(servers, arguments.output, arguments.seed)
-        whole = undisturbed(soak, arguments.undisturbed or folder / "undisturbed")
-        soak.tell("undisturbed", folder=str(folder), results={str(seed): found for seed, found in whole.items()})
-        before, began = len(soak.pipelines), time.monotonic()
-        lanes = [Pipeline(seed, folder / "out" / f"first-{seed}") for seed in (*TRAININGS, None)]
-        done = soak.run(lanes, arguments.minutes, whole)
-        figures: dict[str, Any] = {
-            "minutes_of_faults": arguments.minutes,
-            "minutes": round((time.monotonic() - began) / 60, 1),
-            "seed": arguments.seed,
-            "pipelines_begun": len(soak.pipelines) - before,
-            "pipelines_completed": len(done),
-            "ends_of_attempts": dict(soak.ends),
-            "faults": dict(soak.faults),
-        }
-        figures |= looked_at(
-            servers, [p.out for p in soak.pipelines], [r for p in soak.pipelines for r in p.flow_runs], soak.problem
-        )
-        figures["growth"] = soak.grown()
-    if left := processes_of(folder):
-        soak.problem(f"processes are left over: {[process.command for process in left.values()]}")
-        for number in left:
+    try:
+        with Servers(folder, arguments.undisturbed) as servers:
+            soak = Soak(servers, arguments.output, arguments.seed)
+            figures = under_faults(soak, arguments)
+        if left := processes_of(folder):
+            soak.problem(f"processes are left over: {[process.command for process in left.values()]}")
+    finally:
+        for number in processes_of(folder):
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
     soak.tell("figures", **figures, problems=soak.problems)
     return figures, soak.problems
+
+
+def under_faults(soak: Soak, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The undisturbed runs, those under faults, and what is found in the end."""
+    folder = soak.servers.folder
+    whole = undisturbed(soak, arguments.undisturbed or folder / "undisturbed")
+    soak.tell("undisturbed", folder=str(folder))
+    before, began = len(soak.pipelines), time.monotonic()
+    soak.ends.clear()
+    lanes = [Pipeline(seed, folder / "out" / f"first-{seed}") for seed in (*TRAININGS, None)]
+    done = soak.run(lanes, arguments.minutes, whole)
+    figures: dict[str, Any] = {
+        "minutes_of_faults": arguments.minutes,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "seed": arguments.seed,
+        "pipelines_begun": len(soak.pipelines) - before,
+        "pipelines_completed": len(done),
+        "ends_of_attempts": dict(soak.ends),
+        "faults": dict(soak.faults),
+    }
+    flow_runs = [one for pipeline in soak.pipelines for one in pipeline.flow_runs]
+    figures |= looked_at(soak.servers, [pipeline.out for pipeline in soak.pipelines], flow_runs, soak.problem)
+    return figures | {"growth": soak.grown()}
 
 
 def show(figures: dict[str, Any]) -> None:
