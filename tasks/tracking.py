@@ -88,8 +88,13 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
             known = client.get_experiment_by_name(experiment)
             if known is None:
                 location = None if uri.startswith("http") else artifact_root()
-                made = client.create_experiment(experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
-                return Tracking(uri, made)
+                try:
+                    made = client.create_experiment(experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
+                    return Tracking(uri, made)
+                except MlflowException as error:
+                    known = client.get_experiment_by_name(experiment)
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS" or known is None:
+                        raise
             if known.lifecycle_stage != "active":
                 client.restore_experiment(known.experiment_id)
             return Tracking(uri, known.experiment_id)

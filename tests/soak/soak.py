@@ -43,7 +43,7 @@ from soak_watch import Peaks, Process, processes_of, too_much
 SAMPLE_SECONDS = 10.0
 PATIENCE_SECONDS = 1800.0
 AWAY_SECONDS = (5.0, 60.0)
-BETWEEN_SECONDS = (30.0, 100.0)
+BETWEEN_SECONDS = (40.0, 120.0)
 STUCK_SECONDS = 300.0
 """A run that has no process so long after it left the queue was lost by its worker; a person would cancel it."""
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}

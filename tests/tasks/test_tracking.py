@@ -89,6 +89,20 @@ def test_an_unreachable_store_is_for_the_person_to_mend(monkeypatch: pytest.Monk
         mlflow.set_tracking_uri(before)
 
 
+def test_an_experiment_that_another_process_makes_meanwhile_is_used(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several runs begin at once on a new server: each asks, and only one makes it."""
+    ask, answers = mlflow.MlflowClient.get_experiment_by_name, [None]
+    monkeypatch.setattr(
+        mlflow.MlflowClient,
+        "get_experiment_by_name",
+        lambda client, name: answers.pop() if answers else ask(client, name),
+    )
+    assert connect() == tracking
+    assert not answers
+
+
 def test_a_deleted_experiment_is_taken_up_again(tracking: Tracking) -> None:
     tracking.client().delete_experiment(tracking.experiment_id)
     again = connect()
