@@ -18,7 +18,8 @@ from typing import Any
 from awpo.errors import UserError
 from awpo.launch import LaunchSettings
 from awpo.machines import meeting_point
-from awpo.processes import POLL_SECONDS, StageFailed, children_of, end_group
+from awpo.processes import POLL_SECONDS, StageFailed, children_of, end_group, ends_with_this
+from awpo.serving.vllm import launch_for
 
 # How long machine 0 may take to begin: it may prepare data first, but the board is there before that.
 PATIENCE_SECONDS = 600.0
@@ -58,13 +59,15 @@ def _work(
     job_file = Path(work["job"])
     if not job_file.exists():
         raise UserError(f"{job_file} is not here; the folder of results must be one that all machines share")
+    config = json.loads(job_file.read_text("utf-8")).get("config", {})
+    launch = launch_for(config.get("rollouts", {}).get("engine", "trainer"), launch)
     with open(job_file.parent / f"log.machine-{rank}.txt", "a", encoding="utf-8") as log:
         process = subprocess.Popen(
             launch.command(work["module"], job_file),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=launch.environment(threads),
+            env={**launch.environment(threads), **ends_with_this()},
             start_new_session=True,
         )
     children: set[str] = set()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -95,7 +96,7 @@ def run_worker(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**launch.environment(threads), **(environment or {})},
+            env={**launch.environment(threads), **(environment or {}), **ends_with_this()},
             start_new_session=True,
         )
     children: set[str] = set()
@@ -173,16 +174,44 @@ def last_lines(path: Path, count: int) -> list[str]:
         return [line.rstrip() for line in deque(file, maxlen=count)]
 
 
+def ends_with_this() -> dict[str, str]:
+    """The variable by which a process that this one starts knows whom it ends with, also if this one dies at once."""
+    return {PARENT: str(os.getpid())}
+
+
 def end_with_parent() -> None:
     """Lets this process and its group be killed when its parent ends: who started it, or who `PARENT` names."""
-    parent = int(os.environ.pop(PARENT, os.getppid()))
+    parent = given_parent()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        wait_for_end_of(parent)
         os.killpg(os.getpgid(0), signal.SIGKILL)  # whoever it started goes too
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def given_parent() -> int:
+    """The process that this one ends with: whom `PARENT` names, which is taken out of the environment, or its parent."""
+    return int(os.environ.pop(PARENT, os.getppid()))
+
+
+def wait_for_end_of(parent: int, unless: Callable[[], bool] = lambda: False) -> None:
+    """Returns when this process is not, or no longer, a child of `parent`, or when `unless` says so.
+
+    Linux tells of a process's end at once: of a launcher and its ranks, each of which waits for the one before, the
+    last would else know seconds later. Elsewhere, and for `unless`, it looks again and again.
+    """
+    poller = select.poll()
+    descriptor = -1
+    with contextlib.suppress(OSError, AttributeError):
+        descriptor = os.pidfd_open(parent)
+        poller.register(descriptor, select.POLLIN)
+    try:
+        while os.getppid() == parent and not unless():
+            poller.poll(POLL_SECONDS * 1000)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def rank() -> int:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from awpo.processes import last_lines
+from awpo.processes import ends_with_this, last_lines
 
 START_SECONDS = 300.0
 # The guard gives its command 15 s; a worker ends its runs within that.
@@ -34,7 +34,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**environment, **ends_with_this()},
                 cwd=folder,
                 start_new_session=True,
             )

@@ -13,13 +13,15 @@ import sys
 import time
 from types import FrameType
 
+from awpo.processes import given_parent, wait_for_end_of
+
 POLL_SECONDS = 0.3
 GRACE_SECONDS = 15.0
 
 
 def guard(command: list[str]) -> int:
     """Runs `command` until it ends, the parent is gone or SIGTERM arrives; returns its exit code."""
-    parent = os.getppid()
+    parent = given_parent()
     stop = False
 
     def ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
@@ -29,8 +31,7 @@ def guard(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while child.poll() is None and not stop and os.getppid() == parent:
-        time.sleep(POLL_SECONDS)
+    wait_for_end_of(parent, unless=lambda: stop or child.poll() is not None)
     if child.poll() is None:
         child.terminate()
         try:

@@ -14,7 +14,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from awpo.errors import UserError
+from awpo.processes import wait_for_end_of
 
 
 def default_workers() -> int:
@@ -125,8 +125,7 @@ def _end_with_parent() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        wait_for_end_of(parent)
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from awpo.errors import UserError
-from awpo.processes import StageFailed, end_group, last_lines
+from awpo.processes import StageFailed, end_group, ends_with_this, last_lines
 from awpo.serving.server import ENGINES
 
 START_SECONDS = 600.0
@@ -65,6 +65,7 @@ class ModelServer:
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
             **self._environment,
+            **ends_with_this(),
         }
         with open(log, "ab") as file:
             self._process = subprocess.Popen(

@@ -113,6 +113,57 @@ def test_a_worker_dies_with_its_parent(worker: str, tmp_path: Path) -> None:
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_a_worker_whose_parent_dies_before_it_has_begun_ends_too(worker: str, tmp_path: Path) -> None:
+    """The worker's interpreter takes a moment to start, and finds another parent then."""
+    parent = textwrap.dedent(f"""
+        import os, signal, subprocess
+        from pathlib import Path
+        from awpo.processes import run_worker
+
+        class Last(subprocess.Popen):
+            def __init__(self, *given, **named):
+                super().__init__(*given, **named)
+                (folder / "started").write_text(str(self.pid))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        folder, subprocess.Popen = Path({str(tmp_path)!r}), Last
+        run_worker({worker!r}, {{"folder": str(folder), "end": "sleep"}}, folder)
+    """)
+    assert subprocess.run([sys.executable, "-c", parent], check=False).returncode == -signal.SIGKILL
+    started = int((tmp_path / "started").read_text())
+    try:
+        assert wait_until(lambda: not alive(started))
+    finally:
+        if alive(started):
+            os.killpg(started, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of a process's end")
+def test_the_end_of_a_parent_is_told_and_not_looked_for(tmp_path: Path) -> None:
+    """Looking would take an hour here."""
+    child = (
+        "import time; from pathlib import Path; from awpo import processes\n"
+        "processes.POLL_SECONDS = 3600\n"
+        "processes.end_with_parent()\n"
+        f"Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+    code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print(p.pid, flush=True); p.wait()", child], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert wait_until((tmp_path / "ready").exists)
+    parent.kill()
+    parent.wait()
+    try:
+        assert wait_until(lambda: not alive(pid))
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
     script = "from awpo.processes import process_identity; print(process_identity())"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
