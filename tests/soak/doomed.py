@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -74,6 +75,8 @@ class Moments:
 
 
 def main() -> None:
+    # A shell that runs the matrix in its background has SIGINT ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     module, arguments = sys.argv[2], sys.argv[3:]
     moments = Moments(plan)

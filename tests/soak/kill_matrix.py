@@ -38,7 +38,7 @@ from awpo.training.identity import RESUME, WHOLE
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
-POINTS = 66
+TURNS = 6  # of each kind of work, two for each signal
 LEFT_SECONDS = 30.0  # that a stage's processes may take to notice the end of the one that was killed
 RUN_SECONDS = 600.0
 
@@ -382,19 +382,20 @@ def undisturbed(name: str, given: Given) -> Undisturbed:
     return Undisturbed(json.loads(json.dumps(kind.result(out))), times)
 
 
-def one_point(number: int, seed: int, given: Given, whole: Undisturbed, name: str) -> Result:
+def one_point(name: str, turn: int, seed: int, given: Given, whole: Undisturbed) -> Result:
     """Kills, looks, runs again, compares; returns what happened."""
-    draw = random.Random(f"{seed}-{number}")
-    said = SIGNALS[(number // len(KINDS)) % len(SIGNALS)]
+    draw = random.Random(f"{seed}-{name}-{turn}")
+    said = SIGNALS[turn % len(SIGNALS)]
     at = draw.randint(1, whole.moments)
     delay = draw.choice((0.0, draw.random())) * min(2.0, whole.times[at + 1] - whole.times[at])
-    row: Result = {"point": number, "seed": seed, "kind": name, "signal": said, "at": at, "of": whole.moments}
+    row: Result = {"kind": name, "turn": turn, "seed": seed, "signal": said, "at": at, "of": whole.moments}
     row |= {"delay": round(delay, 4)}
-    kind, out = KINDS[name], given.folder / "points" / str(number)
+    kind, out = KINDS[name], given.folder / "points" / f"{name}-{turn}"
     began = time.monotonic()
     try:
         plan = {"signal": int(signal.Signals[said]), "at": at, "delay": delay}
         row["code"] = start(kind, given, out, plan)
+        assert row["code"] or delay or at == whole.moments, "the signal did nothing"
         all_gone(out)
         all_whole(out / "stage")
         row["finished"] = (out / "stage" / MANIFEST).exists()
@@ -417,7 +418,7 @@ def one_point(number: int, seed: int, given: Given, whole: Undisturbed, name: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=int, default=POINTS)
+    parser.add_argument("--turns", type=int, default=TURNS, help="points of each kind of work")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(KINDS), action="append", help="this kind of work alone")
     parser.add_argument("--at-once", type=int, default=2, help="points at a time")
@@ -427,33 +428,33 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     rows = [row for row in Tail(arguments.output) if row.get("seed") == arguments.seed]
-    done = {row["point"] for row in rows if row.get("passed")}
-    names = list(KINDS)
-    todo = [n for n in range(arguments.points) if n not in done]
-    todo = [n for n in todo if not arguments.only or names[n % len(names)] in arguments.only]
+    done = {(row["kind"], row["turn"]) for row in rows if row.get("passed")}
+    points = [(name, turn) for turn in range(arguments.turns) for name in arguments.only or KINDS]
+    todo = [point for point in points if point not in done]
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as scratch:
         given = Given((arguments.folder or Path(scratch)).absolute())
         if not given.model.exists():
             given.make()
-        kinds = sorted({names[n % len(names)] for n in todo})
-        if {"mlflow", "promotion"} & set(kinds):
+        kinds = sorted({name for name, _ in todo})
+        if any(KINDS[name].tracked for name in kinds):
             given.store()
         shutil.rmtree(given.folder / "points", ignore_errors=True)
         with ThreadPoolExecutor(arguments.at_once) as threads:
             whole = dict(zip(kinds, threads.map(lambda name: undisturbed(name, given), kinds), strict=True))
 
-            def run(number: int) -> Result:
-                name = names[number % len(names)]
-                row = one_point(number, arguments.seed, given, whole[name], name)
+            def run(point: tuple[str, int]) -> Result:
+                name, turn = point
+                row = one_point(name, turn, arguments.seed, given, whole[name])
                 with open(arguments.output, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps({k: v for k, v in row.items() if k != "seed"}), flush=True)
                 return row
 
-            rows = [row for row in rows if row["point"] in done] + list(threads.map(run, todo))
+            kept = [row for row in rows if row.get("passed") and (row["kind"], row["turn"]) in points]
+            rows = kept + list(threads.map(run, todo))
     failed = [row for row in rows if not row["passed"]]
     print(f"{'':16}{'points':>7}{'passed':>8}{'killed before the end':>24}")
-    for name in names:
+    for name in KINDS:
         its = [row for row in rows if row["kind"] == name]
         cut = sum(not row.get("finished", False) for row in its)
         print(f"{name:16}{len(its):7}{sum(row['passed'] for row in its):8}{cut:24}")
