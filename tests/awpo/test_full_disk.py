@@ -22,8 +22,9 @@ from awpo.events import EVENTS, METRICS, RunLog, Tail
 from awpo.full_disk import full_disk
 from awpo.processes import run_worker
 from evaluation.items import write_items
+from tests.small_disk import MIB, SmallDisk, small_disk
 
-ROOM = 2 * 2**20
+ROOM = 2 * MIB
 
 WORKER = """
 from pathlib import Path
@@ -42,40 +43,10 @@ worker_main(run)
 """
 
 
-class SmallDisk:
-    """A file system of `ROOM` bytes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._ballast = folder, folder / "ballast"
-
-    def fill(self, leave: int = 0) -> None:
-        """Until only about `leave` bytes are free."""
-        with open(self._ballast, "ab", buffering=0) as file:
-            while (free := self.free()) > leave:
-                try:
-                    file.write(bytes(min(free - leave, 2**16)))
-                except OSError:
-                    return
-
-    def free(self) -> int:
-        found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
-
-    def make_room(self) -> None:
-        self._ballast.unlink()
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(made, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small file system is mounted for this, which needs root and the right to mount")
-    try:
-        yield SmallDisk(folder)
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", ROOM) as found:
+        yield found
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one(disk: SmallDisk) -> None:
