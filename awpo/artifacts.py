@@ -153,8 +153,8 @@ def read_manifest(folder: Path) -> Manifest | None:
                 "go on with that version, or give another folder"
             )
         manifest = Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
-        if not all(isinstance(part, dict) for part in (manifest.inputs, manifest.config, manifest.outputs)):
-            raise TypeError("inputs, config and outputs must be mappings")
+        if not all(isinstance(part, dict) for part in (manifest.inputs, manifest.config, manifest.outputs, manifest.counts)):
+            raise TypeError("inputs, config, outputs and counts must be mappings")
         return manifest
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(

@@ -45,6 +45,8 @@ async def _bound(response: httpx2.Response) -> None:
     # Asked for as it is, so that what is counted is what is kept: a small compressed body may unpack to gigabytes.
     if response.headers.get("content-encoding", "identity") != "identity":
         raise Refused("it compresses its response though asked not to")
+    # JSON is UTF-8. A charset that the server names may be a codec that decodes no text (base64) or raises (utf-16).
+    response.encoding = "utf-8"
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     response.stream = _BoundedStream(response.stream)
 

@@ -88,8 +88,12 @@ class Tail:
                     return  # half a line: its writer has not finished, or died; the next reading tells
                 self.offset += len(line)
                 try:
-                    yield json.loads(line)
-                except ValueError:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    row = None
+                if isinstance(row, dict):
+                    yield row
+                else:
                     yield {"event": "warning", "message": f"{self.path}: unreadable line before byte {self.offset}"}
 
 

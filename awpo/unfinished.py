@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+LATEST = 1e12
+"""Seconds since 1970, in more than 30,000 years: what is later is no time."""
+
 
 class Work(Protocol):
     """What tells one piece of work from another; a `Manifest` does."""
@@ -29,14 +32,29 @@ class Mark:
 
     @classmethod
     def read(cls, path: Path) -> Mark | None:
-        """None where there is none. Of an earlier version's mark only the fingerprint is known, and when it began."""
+        """None where there is none. Of an earlier version's mark only the fingerprint is known, and when it began.
+
+        One that was damaged is the mark of other work.
+        """
         if not path.exists():
             return None
-        text = path.read_text("utf-8")
+        text = path.read_bytes().decode("utf-8", "replace")
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):
+            mark = cls(**json.loads(text))
+            mark._check()
+            return mark
+        except (ValueError, TypeError, RecursionError):
             return cls(text.strip(), began=path.stat().st_mtime)
+
+    def _check(self) -> None:
+        """Raises TypeError where a field is not of its type, as in a file that was damaged."""
+        numbers = [*self.seconds, *([] if self.began is None else [self.began])]
+        if not all(isinstance(number, int | float) and abs(number) < LATEST for number in numbers):
+            raise TypeError("no times")
+        if not isinstance(self.fingerprint, str) or not all(
+            isinstance(part, dict) for part in (self.inputs, self.config)
+        ):
+            raise TypeError("not a mark")
 
     def text(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False, default=str) + "\n"

@@ -70,8 +70,12 @@ def check_parameters() -> None:
 
 def check(parameters: Mapping[str, Any], allowed: Allowed) -> None:
     """Raises UserError naming the first of the parameters that is not allowed."""
-    for place, value in _leaves(parameters, ()):
-        name = ".".join(place)
+    try:
+        leaves = list(_leaves(parameters, ()))
+    except RecursionError:
+        raise UserError("the parameters are nested too deeply; give flatter ones") from None
+    for place, value in leaves:
+        name = _line(".".join(place))
         if isinstance(value, Mapping):
             _check_endpoint(name, value, allowed)
         elif value.lower().startswith(("http://", "https://")):
@@ -99,40 +103,51 @@ def _leaves(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 
 def _check_endpoint(name: str, values: Mapping[str, Any], allowed: Allowed) -> None:
     address, variable = str(values["base_url"]), str(values.get("api_key_variable", DEFAULT_VARIABLE))
-    host = urlsplit(address).hostname or ""
-    if is_local(host):
+    if is_local(_host(name, address)):
         if variable not in allowed.variables:
             raise UserError(
-                f"{name}.api_key_variable = {variable!r} is no endpoint's on this worker; its owner may name one in {ENDPOINTS}"
+                f"{name}.api_key_variable = {variable!r:.100} is no endpoint's on this worker; its owner may name one in {ENDPOINTS}"
             )
     elif (_origin(address), variable) not in allowed.endpoints:
         raise UserError(
-            f"{name}: the key in {variable} is not for {_origin(address)}; the worker's owner may allow it by "
-            f"{ENDPOINTS}={_origin(address)}={variable}"
+            f"{name}: the key in {_line(variable)} is not for {_line(_origin(address))}; the worker's owner may allow it by "
+            f"{ENDPOINTS}={_line(_origin(address))}={_line(variable)}"
         )
 
 
 def _check_address(name: str, value: str, allowed: Allowed) -> None:
     known = {origin for origin, _ in allowed.endpoints}
-    if not is_local(urlsplit(value).hostname or "") and _origin(value) not in known:
+    if not is_local(_host(name, value)) and _origin(value) not in known:
         raise UserError(
-            f"{name}: {_origin(value)} is no server that this worker knows; its owner may allow it by {ENDPOINTS}"
+            f"{name}: {_line(_origin(value))} is no server that this worker knows; its owner may allow it by {ENDPOINTS}"
         )
 
 
 def _check_path(name: str, value: str, roots: Sequence[Path]) -> None:
     """Any text may be taken for a path somewhere, so each must be one inside the roots: names and words are."""
     if value.startswith("~"):
-        raise UserError(f"{name} = {value:.100} begins with ~, which is not a folder here; give the whole path")
+        raise UserError(f"{name} = {_line(value)} begins with ~, which is not a folder here; give the whole path")
     try:
         place = Path(value).resolve()
     except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle: nothing can be opened there
         return
     if not any(place.is_relative_to(root) for root in roots):
         raise UserError(
-            f"{name} = {value:.200} lies outside of the folders that a run from a form may use "
+            f"{name} = {_line(value)} lies outside of the folders that a run from a form may use "
             f"({', '.join(map(str, roots))}); the worker's owner may add one by {ROOTS}"
         )
+
+
+def _line(text: str) -> str:
+    """A text as messages show it: one line, not too long."""
+    return " ".join(text[:200].split())
+
+
+def _host(name: str, address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # brackets that are no IPv6 address
+        raise UserError(f"{name} = {_line(address)} is no address; give one such as https://host:8000/v1") from None
 
 
 def _origin(address: str) -> str:

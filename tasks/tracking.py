@@ -144,9 +144,12 @@ class RunFile:
     def read(folder: Path) -> RunFile | None:
         """None where there is none, or none that can be understood: then a new run is begun."""
         try:
-            return RunFile(**json.loads(RunFile.path_for(folder).read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
+            file = RunFile(**json.loads(RunFile.path_for(folder).read_text("utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
+        texts = all(isinstance(part, str) for part in (file.uri, file.run_id, file.work))
+        steps = isinstance(file.sent, dict) and all(isinstance(step, int) for step in file.sent.values())
+        return file if texts and steps else None
 
     def write(self, folder: Path) -> None:
         write_atomically(self.path_for(folder), json.dumps(asdict(self), indent=2) + "\n")

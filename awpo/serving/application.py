@@ -135,7 +135,7 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls"):
         try:
             made["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"'tool_calls' cannot be read: {error}") from None
     return made
 

@@ -209,7 +209,7 @@ class CheckerProcess:
             del self._received[: end + 1]
             try:
                 answer = dict(json.loads(line))
-            except ValueError:
+            except (ValueError, TypeError, RecursionError):
                 raise self._lost("no_json") from None
             yield answer
 

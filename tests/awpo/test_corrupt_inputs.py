@@ -9,7 +9,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from awpo.artifacts import MANIFEST, MANIFEST_VERSION, check_outputs, input_identity, open_stage, read_manifest
+from awpo.artifacts import (
+    IN_PROGRESS,
+    MANIFEST,
+    MANIFEST_VERSION,
+    check_outputs,
+    input_identity,
+    open_stage,
+    read_manifest,
+)
 from awpo.config import EvaluationConfig, PolicyConfig
 from awpo.data.decompose import decompose_source
 from awpo.data.sources import read
@@ -167,7 +175,9 @@ def test_half_a_manifest_is_named(tmp_path: Path, kept: int) -> None:
     one_line(caught, path)
 
 
-@pytest.mark.parametrize("changed", [{"outputs": ["result.txt"]}, {"config": None}, {"manifest_version": "new"}])
+@pytest.mark.parametrize(
+    "changed", [{"outputs": ["result.txt"]}, {"config": None}, {"counts": [1]}, {"manifest_version": "new"}]
+)
 def test_a_manifest_of_other_types_is_named(tmp_path: Path, changed: dict[str, object]) -> None:
     path = example(tmp_path / "example") / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
@@ -192,6 +202,32 @@ def test_a_manifest_of_before_versions_were_written_down_is_read(tmp_path: Path)
     del raw["manifest_version"]
     path.write_text(json.dumps(raw))
     assert read_manifest(path.parent) is not None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"\x80",
+        b"\0" * 50,
+        b"[" * 100_000,
+        b'{"fingerprint": "F", "config": 1}',
+        b'{"fingerprint": "F", "seconds": ["a"]}',
+    ]
+    + [b'{"fingerprint": "F", "began": 1' + b"0" * 400 + b"}", b'{"fingerprint": "F", "inputs": [], "began": NaN}'],
+)
+def test_a_damaged_mark_is_that_of_other_work(tmp_path: Path, damaged: bytes) -> None:
+    """The stage begins anew, and says nothing of what it cannot read."""
+    folder = tmp_path / "example"
+    with open_stage(folder, "example", {"data": "1"}, {"a": 1}) as stage:
+        (folder / "half.txt").write_text("half")
+        fingerprint = stage.manifest.fingerprint
+    (folder / IN_PROGRESS).write_bytes(damaged.replace(b'"F"', json.dumps(fingerprint).encode()))
+    with open_stage(folder, "example", {"data": "1"}, {"a": 1}) as stage:
+        assert not stage.resumed
+        assert not (folder / "half.txt").exists()
+        (folder / "result.txt").write_text("result")
+        stage.finish()
+    assert read_manifest(folder) is not None
 
 
 # Metrics and cached answers

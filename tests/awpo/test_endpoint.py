@@ -146,6 +146,12 @@ def test_retry_after_is_read_in_both_forms() -> None:
     assert [retry_after(value) for value in (None, "", "soon", "nan", "Mon, 99 Foo 2026")] == [None] * 5
 
 
+@pytest.mark.parametrize("year", ["99999999999", "2026 00:00:00 +9999999999999999999", "2026 99999999999999999999:0:0"])
+def test_a_date_past_all_calendars_asks_for_nothing(year: str) -> None:
+    assert retry_after(f"Mon, 01 Jan {year}") is None
+    assert retry_after(f"Mon, 01 Jan {year} 00:00:00 GMT") is None
+
+
 def test_never_more_requests_at_once_than_allowed(serve: Any) -> None:
     def reply(number: int, body: dict[str, Any]) -> Any:
         time.sleep(0.02)

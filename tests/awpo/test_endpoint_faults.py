@@ -124,6 +124,22 @@ def test_a_count_of_tokens_that_cannot_be_is_estimated(faults: Any, told: Any) -
     assert (client.usage.prompt_tokens, client.usage.estimated) == (34, 1)
 
 
+@pytest.mark.parametrize("charset", ["base64", "rot13", "idna", "utf-16", "undefined", "no-such", "a b"])
+def test_a_charset_that_is_none_harms_nothing(faults: Any, charset: str) -> None:
+    """The client decodes a body by the codec that the server names: base64 gives no text, utf-16 raises without a mark."""
+    headers = {"Content-Type": f"text/plain; charset={charset}"}
+    faults.script(
+        {"do": "status", "status": 500, "headers": headers, "message": "out of room", "times": 1},
+        {"do": "raw", "body": "<html>Welcome</html>", "headers": headers, "times": 1},
+    )
+    client = endpoint(faults, attempts=1)
+    for message in ("answered 500: out of room", "not a chat completion: <html>Welcome"):
+        [failure] = ask(client, "Hi")
+        assert isinstance(failure, EndpointError)
+        assert message in str(failure)
+    assert ask(client, "Hi") == ["Good morning"]
+
+
 def test_a_wait_without_end_is_told_in_a_line(faults: Any) -> None:
     faults.script({"do": "status", "status": 429, "headers": {"Retry-After": "1e300"}})
     [failure] = ask(endpoint(faults), "Hi")

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from awpo.events import EVENTS, METRICS, LineTail, RunLog, Tail
 
 
@@ -29,6 +31,15 @@ def test_a_line_that_cannot_be_read_is_told_and_does_not_hide_the_next(tmp_path:
     path.write_text('not json\n{"event": "progress"}\n')
     first, second = Tail(path)
     assert first["event"] == "warning"
+    assert "unreadable" in first["message"]
+    assert second["event"] == "progress"
+
+
+@pytest.mark.parametrize("line", ["1", "null", '["event"]', "[" * 100_000, "\0" * 20, "\udcff"])
+def test_a_line_of_json_that_is_no_event_is_told_and_does_not_hide_the_next(tmp_path: Path, line: str) -> None:
+    path = tmp_path / EVENTS
+    path.write_text(f'{line}\n{{"event": "progress"}}\n', "utf-8", "surrogateescape")
+    first, second = Tail(path)
     assert "unreadable" in first["message"]
     assert second["event"] == "progress"
 

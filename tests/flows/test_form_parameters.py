@@ -152,3 +152,30 @@ def test_other_addresses_are_those_of_known_servers(work: Path) -> None:
     check({"rollouts": {"url": "http://127.0.0.1:8000"}}, Allowed.here())
     with pytest.raises(UserError, match=r"rollouts\.url: http://10\.0\.0\.7 is no server"):
         check({"rollouts": {"url": "HTTP://10.0.0.7/x"}}, Allowed.here())
+
+
+@pytest.mark.parametrize("name", ["rollouts", "policy.judge.endpoint"])
+def test_an_address_that_is_none_is_refused_in_a_line(name: str, work: Path) -> None:
+    parameters = {"rollouts": {"url": "http://[1"}} if name == "rollouts" else judge("http://[1")
+    with pytest.raises(UserError, match=rf"{name}.* is no address"):
+        check(parameters, Allowed.here())
+
+
+def test_whatever_a_form_holds_is_told_in_one_line_of_some_length(work: Path) -> None:
+    deep: dict[str, Any] = {"out": "a"}
+    for _ in range(5000):
+        deep = {"a": deep}
+    with pytest.raises(UserError, match="nested too deeply"):
+        check(deep, Allowed.here())
+    for parameters in (
+        {"a\nb" * 5000: "/etc/x"},
+        {"out": "/etc/\nx" + "y" * 9000},
+        {"out": "~\n" + "y" * 9000},
+        {"url": "https://" + "y" * 9000},
+        judge("https://" + "y" * 9000 + ".example/v1", "KEY\n" * 9000),
+        judge("http://localhost/v1", "KEY\n" * 9000),
+    ):
+        with pytest.raises(UserError) as caught:
+            check(parameters, Allowed.here())
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 1500

@@ -1,7 +1,8 @@
-"""Coverage-guided fuzzing by atheris: `python tests/fuzz/fuzz.py TARGET --seconds 600`; see targets.py.
+"""Fuzzing by atheris, guided by coverage: `python tests/fuzz/fuzz.py TARGET --seconds 600`; see targets.py.
 
 What it finds ends it with code 77 and lies in --findings; give that file as `--replay FILE` to see it again. A
 finding becomes an ordinary test. Inputs that reach new code are kept in --findings too, never in the seeds' folder.
+With `--by hypothesis` the inputs are those of test_fuzz.py, for as long; that makes a finding smaller before it ends.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--findings", type=Path, default=ROOT / ".fuzz")
     parser.add_argument("--replay", type=Path)
+    parser.add_argument("--by", choices=("atheris", "hypothesis"), default="atheris")
     arguments = parser.parse_args()
+    if arguments.by == "hypothesis":
+        by_hypothesis(arguments.target, arguments.seconds)
+        return
     try:
         import atheris
     except ImportError:
         sys.exit("error: atheris is not installed (wheels for Python 3.11 on Linux alone); make fuzz installs it")
-    with atheris.instrument_imports(include=["awpo", "yaml"]):
+    with atheris.instrument_imports(include=["awpo", "evaluation", "flows", "tasks", "yaml"]):
         from tests.fuzz.targets import CORPUS, TARGETS
 
     found = arguments.findings / arguments.target
@@ -59,6 +64,28 @@ def main() -> None:
     print(f"{arguments.target}: {arguments.seconds} s from {time.strftime('%X')}", flush=True)
     atheris.Setup([sys.argv[0], *options, *inputs], TARGETS[arguments.target])
     atheris.Fuzz()
+
+
+def by_hypothesis(name: str, seconds: float) -> None:
+    """Spoilt seeds, anew and by chance, for so many seconds; raises what the first bad one raises, made small."""
+    from hypothesis import HealthCheck, given, settings
+
+    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.test_fuzz import spoilt
+
+    tried = 0
+
+    @settings(max_examples=1000, deadline=10_000, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=spoilt(name))
+    def search(data: bytes) -> None:
+        nonlocal tried
+        tried += 1
+        TARGETS[name](data)
+
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        search()
+    print(f"{name}: {tried} inputs by hypothesis in {time.monotonic() - start:.0f} s, none of them bad", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ it takes for an answer. It asserts besides that what was read can be written dow
 
 from __future__ import annotations
 
-import atexit
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +24,7 @@ from awpo.launch import LaunchSettings
 from awpo.settings import Settings, read_yaml
 from awpo.types import Dialogue
 from flows.parameters import PipelineSettings, StudySettings
+from tests.fuzz.further_targets import FURTHER, check_message, new_folder, text_of
 
 CORPUS = Path(__file__).with_name("corpus")
 SETTINGS: tuple[type[Settings], ...] = (
@@ -41,16 +39,7 @@ SETTINGS: tuple[type[Settings], ...] = (
     SelectConfig,
 )
 
-_folder = Path(tempfile.mkdtemp(prefix="awpo-fuzz-"))
-atexit.register(shutil.rmtree, _folder, ignore_errors=True)
-
-
-def text_of(data: bytes) -> str:
-    """Text in UTF-8, in which lone surrogates may stand; bytes that are none are characters of their own."""
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+_folder = new_folder()
 
 
 def completion(data: bytes) -> None:
@@ -70,7 +59,7 @@ def rows(data: bytes) -> None:
         detect(path)
         found = list(Rows(path))
     except UserError as error:
-        _check_message(error)
+        check_message(error)
         return
     for source in FORMATS.values():
         for row in found:
@@ -112,20 +101,15 @@ def settings(data: bytes) -> None:
     try:
         values = read_yaml(path)
     except UserError as error:
-        _check_message(error)
+        check_message(error)
         return
     for schema in SETTINGS:
         try:
             schema.read(values, "settings.yaml").identity()
         except UserError as error:
-            _check_message(error)
-
-
-def _check_message(error: UserError) -> None:
-    assert "\n" not in str(error), f"more than one line: {error}"
-    assert len(str(error)) < 4000, f"{len(str(error))} characters"
+            check_message(error)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (completion, rows, calls, judge, settings)
+    target.__name__: target for target in (completion, rows, calls, judge, settings, *FURTHER)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from awpo.data.sources import read
 from awpo.data.sources.base import Rejected
 from awpo.errors import UserError
 from awpo.judge_prompts import read_reason
+from awpo.serving.application import Refused, read_request
 from awpo.settings import Settings, load_yaml, read_yaml
+from tasks.tracking import RunFile
+from tests.fuzz.further_targets import tokenizer
 from tests.fuzz.fuzz import TOKENS
 from tests.fuzz.growth import bombs, repeated, rows_of_formats
 from tests.fuzz.targets import CORPUS, TARGETS
@@ -147,6 +151,24 @@ def test_a_message_about_settings_can_always_be_made(values: dict[str, object], 
     with pytest.raises(UserError, match=told) as caught:
         Example.read(values, "settings.yaml")
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("call", ['{"function": {"arguments": "%s"}}' % ("[" * 20_000), '{"function": 1}', "[1]", "1"])
+def test_calls_of_a_request_that_cannot_be_read_are_refused(call: str) -> None:
+    """Arguments that are nested too deeply ended the request to the model server with a traceback."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "a", "tool_calls": [json.loads(call)]}]}
+    with pytest.raises(Refused, match="'tool_calls' cannot be read"):
+        read_request(body, tokenizer(), 512, "m")
+
+
+@pytest.mark.parametrize("damaged", ["[" * 100_000, '"a"', '{"uri": 1}', '{"sent": [1]}', '{"sent": {"loss": "a"}}'])
+def test_a_damaged_note_of_a_run_is_none(tmp_path: Path, damaged: str) -> None:
+    whole = {"uri": "sqlite:///a", "run_id": "b", "work": "c", "sent": {"loss": 3}}
+    file = RunFile.path_for(tmp_path / "stage")
+    file.write_text(json.dumps(whole))
+    assert RunFile.read(tmp_path / "stage") is not None
+    file.write_text(json.dumps(whole | json.loads(damaged)) if damaged.startswith("{") else damaged)
+    assert RunFile.read(tmp_path / "stage") is None
 
 
 def test_the_fuzzer_s_targets_are_those_of_the_corpus() -> None:

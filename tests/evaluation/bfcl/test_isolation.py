@@ -88,6 +88,20 @@ def test_print_and_input_reach_nobody(checker: CheckerProcess, item: BfclItem) -
     assert checker.execute(item, ["1 + 1"]) == ["2"]
 
 
+@pytest.mark.parametrize("written", ["5", "[" * 100_000, "[1]", "no"])
+def test_what_a_call_writes_for_the_answers_costs_it_its_answer(item: BfclItem, written: str) -> None:
+    """A call may find where the answers go; what comes there and is no answer ends the process, and nothing else."""
+    told = []
+    with CheckerProcess() as checker:
+        for number in range(3, 10):
+            try:
+                checker.execute(item, [f"__import__('os').write({number}, {written!r}.encode() + b'\\n')"])
+            except NoAnswer as error:
+                told.append(str(error))
+        assert told == ["checker:no_json"]
+        assert checker.execute(item, ["1 + 1"]) == ["2"]
+
+
 def test_a_call_that_never_ends_is_ended_and_costs_no_other_conversation(item: BfclItem) -> None:
     other = next(one for one in read_category("multi_turn_base") if "TicketAPI" in one.involved_classes)
     with CheckerProcess(item_seconds=3.0) as checker:
