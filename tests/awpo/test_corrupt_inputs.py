@@ -212,8 +212,9 @@ def test_a_manifest_of_before_versions_were_written_down_is_read(tmp_path: Path)
         b"[" * 100_000,
         b'{"fingerprint": "F", "config": 1}',
         b'{"fingerprint": "F", "seconds": ["a"]}',
-    ]
-    + [b'{"fingerprint": "F", "began": 1' + b"0" * 400 + b"}", b'{"fingerprint": "F", "inputs": [], "began": NaN}'],
+        b'{"fingerprint": "F", "began": 1' + b"0" * 400 + b"}",
+        b'{"fingerprint": "F", "inputs": [], "began": NaN}',
+    ],
 )
 def test_a_damaged_mark_is_that_of_other_work(tmp_path: Path, damaged: bytes) -> None:
     """The stage begins anew, and says nothing of what it cannot read."""
