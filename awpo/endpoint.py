@@ -37,6 +37,8 @@ LONGEST_RETRY_AFTER = 300.0
 """Seconds; a server that asks for a longer wait than this is given up on, with a message that says so."""
 MOST_TOKENS = 10**9
 """Of one answer; a server that tells more is not believed."""
+LEAST_KEY = 12
+"""Characters of a key that is looked for in answers; shorter ones, as local servers are given, may be words."""
 RETRIED = frozenset({408, 409, 429})
 """Statuses worth another try, besides 5xx, time-outs and lost connections."""
 
@@ -300,6 +302,8 @@ class Endpoint:
         finish = choice.get("finish_reason")
         if not isinstance(text, str) or not text.strip():
             raise Refused(f"its answer holds no text (finish_reason {finish!r})")
+        if len(self._key) >= LEAST_KEY:  # a server that repeats it would have it written down with the answer
+            text = text.replace(self._key, "***")
         text = text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, files cannot hold them
         tokens = _told_tokens(value.get("usage"))
         if tokens is None:
@@ -320,7 +324,7 @@ class Endpoint:
     def _status_error(self, error: openai.APIStatusError) -> EndpointError:
         status = error.status_code
         if 300 <= status < 400:
-            target = error.response.headers.get("location", "elsewhere")
+            target = self._without_key(error.response.headers.get("location", "elsewhere"))
             return self._error(f"redirects to {target[:200]}, which is not followed; set base_url to it", status)
         hint = _HINTS.get(status, "").format(variable=self.config.api_key_variable)
         message = f"answered {status}: {self._excerpt(error.response.text)}"
@@ -336,8 +340,11 @@ class Endpoint:
             body = error["message"] if isinstance(error, dict) else error
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
-        line = " ".join(str(body)[:2000].split())[:200] or "(an empty body)"
-        return line if self._key == "none" else line.replace(self._key, "***")
+        # First the key, then the cut, which may go through it.
+        return " ".join(self._without_key(str(body))[:2000].split())[:200] or "(an empty body)"
+
+    def _without_key(self, text: str) -> str:
+        return text if self._key == "none" else text.replace(self._key, "***")
 
 
 def retry_after(value: str | None) -> float | None:

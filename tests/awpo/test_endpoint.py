@@ -299,6 +299,37 @@ def test_the_key_is_sent_and_shown_nowhere(serve: Any, monkeypatch: pytest.Monke
     assert "secret-key-1" not in str(caught.value) + repr(endpoint) + caplog.text
 
 
+@pytest.mark.parametrize("where", ["error", "answer", "redirect"])
+def test_a_server_that_repeats_the_key_does_not_have_it_written_down(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, where: str
+) -> None:
+    """Also where a cut to the length of a line goes through it."""
+    monkeypatch.setenv("MY_KEY", "secret-key-1")
+    for place in (0, 150, 190, 195):
+        told = "x" * place + "secret-key-1"
+        replies = {
+            "error": lambda told=told: serve.refusal(400, told),
+            "answer": lambda told=told: serve.answer(told),
+            "redirect": lambda told=told: (307, {"Location": told}, b""),
+        }
+        server = serve(lambda number, body, reply=replies[where]: reply())
+        cache = tmp_path / f"cache{place}"
+        endpoint = Endpoint(config(server.url, api_key_variable="MY_KEY", cache=str(cache)))
+        try:
+            shown = ask(endpoint)
+        except EndpointError as error:
+            shown = str(error)
+        assert "secr" not in shown
+        assert "x" * min(place, 100) in shown
+        assert b"secret-key" not in cache.read_bytes()
+
+
+def test_words_that_a_local_server_takes_for_a_key_stay_in_answers(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "EMPTY")
+    server = serve(lambda number, body: serve.answer("EMPTY is no answer"))
+    assert ask(Endpoint(config(server.url, api_key_variable="MY_KEY"))) == "EMPTY is no answer"
+
+
 def test_a_missing_key_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(UserError, match="set the environment variable SOME_KEY"):

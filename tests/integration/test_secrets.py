@@ -83,7 +83,8 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, fault_server: Any) -> Ran:
     folder = tmp_path_factory.mktemp("secrets")
-    answer = json.dumps({"reason": "so", "coherence": 8, "correctness": 6, "appropriateness": 4})
+    told = f"so; your key was {SECRETS['TEAM_JUDGE_KEY']}"
+    answer = json.dumps({"reason": told, "coherence": 8, "correctness": 6, "appropriateness": 4})
     refusal = {"do": "status", "status": 500, "message": f"no; your key was {SECRETS['TEAM_JUDGE_KEY']}", "times": 1}
     fault_server.script(refusal, default={"do": "answer", "text": answer})
     endpoint = {"base_url": fault_server.url, "model": SIGN, "api_key_variable": "TEAM_JUDGE_KEY"}
