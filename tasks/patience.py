@@ -26,6 +26,7 @@ from tasks.cancellation import wait_for_stop
 # A managed database takes one to two minutes to fail over. Prefect's client waits as long (flows.environment).
 PATIENCE_SECONDS = 120.0
 ASK_SECONDS = 3.0
+ADVICE = "(raised as a result of Query-invoked autoflush"
 RACES = 10
 """Times that a call may lose a race: far more than processes that would run it at once and meet again."""
 RACE_SECONDS = 0.3
@@ -64,7 +65,9 @@ class _Patient:
                     if not is_away(error) or time.monotonic() - began + self._ask > self._seconds:
                         raise
                     if not told:
-                        _tell(f"the MLflow store does not answer; waiting up to {self._seconds:.0f} s for it: {error}")
+                        _tell(
+                            f"the MLflow store does not answer; waiting up to {self._seconds:.0f} s for it: {in_a_line(error)}"
+                        )
                     told = True
                     if wait_for_stop(self._ask):
                         raise
@@ -77,11 +80,31 @@ def is_away(error: MlflowException) -> bool:
     return error.error_code == "TEMPORARILY_UNAVAILABLE" or str(error).startswith("API request to ")
 
 
+def in_a_line(error: Exception) -> str:
+    """What a store's error says, in a line: of a database's without the advice to programmers that stands before it."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith(ADVICE)]
+    return lines[0] if lines else type(error).__name__
+
+
+def patience_of_this_run() -> float:
+    """Seconds that a store is waited for when work begins: a deployment's run has nobody at hand who would try again.
+
+    0 for a command, whose error a person reads at once.
+    """
+    context = FlowRunContext.get()
+    return PATIENCE_SECONDS if context and context.flow_run and context.flow_run.deployment_id else 0.0
+
+
 def lost_a_race(error: MlflowException) -> bool:
-    """Whether the store refused a row because another process wrote the same one in the same moment."""
+    """Whether the store refused a row because another process wrote the same one in the same moment.
+
+    Not where it says by itself that what was to be made is there: asked again, it would say so again.
+    """
+    if error.error_code == "RESOURCE_ALREADY_EXISTS":
+        return False
     return any(words in str(error) for words in ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry"))
 
 
 def _tell(message: str) -> None:
     if TaskRunContext.get() or FlowRunContext.get():
-        get_run_logger().warning(message.splitlines()[0])
+        get_run_logger().warning(message)

@@ -16,6 +16,7 @@ from typing import Self
 from mlflow.exceptions import MlflowException
 
 from awpo.events import METRICS, Tail
+from tasks.patience import in_a_line
 from tasks.tracking import METRICS_PER_BATCH, TrackedRun, metric_name
 
 EVERY_SECONDS = 3.0
@@ -58,7 +59,7 @@ class Relay(ABC):
                 self.problem = None
                 return sent
             except (MlflowException, OSError) as error:
-                self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self.problem = in_a_line(error)
                 return 0
 
     @abstractmethod

@@ -30,6 +30,7 @@ from prefect.utilities.urls import url_for
 
 from awpo.artifacts import MANIFEST, Manifest, finished_result, input_identity, read_manifest, stage_fingerprint
 from awpo.errors import UserError
+from awpo.full_disk import full_disk
 from awpo.launch import LaunchSettings
 from awpo.processes import run_worker
 from awpo.settings import Settings
@@ -228,6 +229,11 @@ def stage_run(work: Work, tracking: Tracking) -> Iterator[StageRun]:
             stage.results({"seconds": manifest.seconds, "attempts": manifest.attempts})
             show_manifest(work.title, manifest)
     except BaseException as error:
+        if isinstance(error, MlflowException) and (
+            full := full_disk(error, Path(tracking.store.removeprefix("sqlite:///")))
+        ):
+            line.end("failed")
+            raise full from error
         if isinstance(error, Exception) and not isinstance(error, UserError | InterruptedError):
             line.note(f"attempt {attempt} failed: {reason_of(error)}")
             log(f"{work.title}: attempt {attempt} failed: {reason_of(error)}", logging.WARNING)

@@ -32,7 +32,7 @@ from awpo.errors import UserError
 from awpo.processes import is_gone, process_identity
 from awpo.types import content_hash
 from tasks.layout import artifact_root, tracking_uri, without_password
-from tasks.patience import is_away, patient
+from tasks.patience import in_a_line, is_away, patient
 
 EXPERIMENT = "awpo"
 # What MLflow's pages go by: they open with runs and models instead of what agents are watched by.
@@ -70,10 +70,10 @@ class Tracking:
         return without_password(self.uri)
 
 
-def connect(experiment: str = EXPERIMENT) -> Tracking:
+def connect(experiment: str = EXPERIMENT, *, patience: float = 0.0) -> Tracking:
     """Opens the store and the experiment, making both where they are missing.
 
-    Raises UserError where the store cannot be reached.
+    `patience` is how many seconds a store that is away is waited for, beyond MLflow's own retries. Raises UserError where the store cannot be reached.
     """
     uri = tracking_uri()
     with store_lock, ExitStack() as stack:
@@ -84,7 +84,7 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
                 stack.enter_context(_alone(path))
             # Versions of registered models look their source up in the process's own store, not the client's.
             mlflow.set_tracking_uri(uri)
-            client = MlflowClient(tracking_uri=uri)
+            client = patient(MlflowClient(tracking_uri=uri), patience)
             known = client.get_experiment_by_name(experiment)
             if known is None:
                 location = None if uri.startswith("http") else artifact_root()
@@ -99,9 +99,8 @@ def connect(experiment: str = EXPERIMENT) -> Tracking:
                 client.restore_experiment(known.experiment_id)
             return Tracking(uri, known.experiment_id)
         except (MlflowException, OSError) as error:
-            reason = str(error).splitlines()[0]
             raise UserError(
-                f"cannot open the MLflow store {without_password(uri)} ({reason}); start its server, or unset "
+                f"cannot open the MLflow store {without_password(uri)} ({in_a_line(error)}); start its server, or unset "
                 "MLFLOW_TRACKING_URI"
             ) from None
         except ImportError as error:
