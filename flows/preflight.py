@@ -123,10 +123,12 @@ def check_launch(launch: str, policy: PolicySettings, out: Path) -> None:
     if rollouts.engine != "trainer" and not settings.interpreter:
         import torch
 
+        from awpo.serving.vllm import launch_for
         from awpo.training.vllm_arguments import check_rollouts
         from awpo.training.vllm_server import VllmClient
 
-        check_rollouts(rollouts, settings.processes)
+        python = launch_for(rollouts.engine, settings).interpreter if torch.cuda.is_available() else None
+        check_rollouts(rollouts, settings.processes, python)
         if rollouts.url and not torch.cuda.is_available():  # on GPUs it is TRL that asks it, in a way of its own
             server = VllmClient(rollouts.url)
             try:

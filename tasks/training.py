@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from awpo.config import JudgeConfig, PolicyConfig, SftConfig
 from awpo.launch import DEFAULT, LaunchSettings, read_launch
 from awpo.methods import get_method
+from awpo.serving.vllm import launch_for
 from awpo.training.identity import GROWING, policy_identity, refuse_other_launch, sft_identity
 from tasks.judge import judgements_relayed
 from tasks.slots import GPU, JUDGE_API
@@ -54,7 +55,8 @@ def train_sft(
     inputs = {"model": Path(model), "instances": instances}
     work = Work("sft", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage:
-        _train(stage, "awpo.training.sft", _job(model, instances, out, config, processes), threads, (GPU,), launch)
+        job = _job(model, instances, out, config, processes)
+        _train(stage, "awpo.training.sft", job, threads, (GPU,), launch, processes)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"
 
@@ -97,7 +99,8 @@ def train_policy(
     work = Work("policy", title, out, inputs, config, labels, (known.inputs, known.settings), known.former)
     with stage_run(work, tracking) as stage, judgements_relayed(stage, config):
         needs = (GPU, JUDGE_API) if method.needs_judge and config.judge.kind == "endpoint" else (GPU,)
-        _train(stage, "awpo.training.policy", _job(model, instances, out, config, processes), threads, needs, launch)
+        job, settings = _job(model, instances, out, config, processes), launch_for(config.rollouts.engine, processes)
+        _train(stage, "awpo.training.policy", job, threads, needs, launch, settings)
         _finish(stage, out / "checkpoint", config.steps)
     return out / "checkpoint"
 
@@ -109,9 +112,16 @@ def _job(
     return {**job, "config": config.model_dump(mode="json")}
 
 
-def _train(stage: StageRun, module: str, job: dict[str, Any], threads: int, needs: Sequence[str], launch: str) -> None:
-    """Runs the worker by the launch preset, which the run in MLflow tells of."""
-    settings = read_launch(launch)
+def _train(
+    stage: StageRun,
+    module: str,
+    job: dict[str, Any],
+    threads: int,
+    needs: Sequence[str],
+    launch: str,
+    settings: LaunchSettings,
+) -> None:
+    """Runs the worker as `settings` say, which are of the launch preset that the run in MLflow tells of."""
     stage.run.tags({"awpo.launch": launch, "awpo.processes": settings.total})
     stage.work_apart(module, job, threads, needs, settings)
 

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from awpo.errors import UserError
+from awpo.launch import LaunchSettings
 from awpo.processes import StageFailed
 from awpo.serving.server import listening_socket, servable, serve_from_arguments, shown_address
 
@@ -38,6 +39,15 @@ def vllm_python() -> Path:
         return Path(sys.executable)
     hint = f"set {VARIABLE} to the Python of an environment that has it" + ("" if told else ", or make install-vllm")
     raise UserError(f"vLLM is not installed: there is no {path}; {hint}")
+
+
+def launch_for(engine: str, launch: LaunchSettings) -> LaunchSettings:
+    """The launch of policy training whose rollouts `engine` samples: by vLLM's Python where vLLM runs in the training
+    processes, unless the launch names another, or there is none."""
+    if engine == "vllm_colocate" and not launch.interpreter:
+        with suppress(UserError):  # training says what it lacks, unless its result is there already
+            return launch.model_copy(update={"interpreter": str(vllm_python())})
+    return launch
 
 
 def engine_at_hand(other: str = "transformers") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from awpo.config import PolicyConfig
 from awpo.config_rollouts import RolloutSettings
 from awpo.errors import UserError
-from awpo.serving.vllm import vllm_python
+from awpo.serving.vllm import VARIABLE, vllm_python
 
 TRL_WANTS = ("0.22.0", "0.31.0")
 """The versions of vLLM that TRL's own path takes, both included."""
@@ -41,8 +42,9 @@ def vllm_arguments(config: PolicyConfig) -> dict[str, Any]:
     }
 
 
-def check_rollouts(rollouts: RolloutSettings, processes: int) -> None:
-    """Raises UserError where this machine or this interpreter cannot have the rollouts that are asked for."""
+def check_rollouts(rollouts: RolloutSettings, processes: int, python: str | None = None) -> None:
+    """Raises UserError where this machine, or the interpreter `python` (None: this one), cannot have the rollouts that
+    are asked for."""
     if rollouts.engine == "trainer":
         return
     if not torch.cuda.is_available():
@@ -61,19 +63,39 @@ def check_rollouts(rollouts: RolloutSettings, processes: int) -> None:
             f"policy.rollouts: {processes} processes cannot share vLLMs of tensor_parallel = {rollouts.tensor_parallel} "
             f"GPUs; choose a divisor of {processes}"
         )
-    check_version()
+    check_version(python)
 
 
-def check_version() -> None:
-    """Raises UserError where this interpreter has no vLLM, or one that TRL does not take."""
+def check_version(python: str | None = None) -> None:
+    """Raises UserError where the interpreter `python` (None: this one) has no vLLM, or one that TRL does not take."""
     least, most = TRL_WANTS
-    hint = f"TRL takes vLLM {least} to {most}; name a Python that has one as the launch preset's `interpreter`"
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        raise UserError(f"policy.rollouts: the Python that trains has no vLLM; {hint}") from None
+    hint = (
+        f"TRL takes vLLM {least} to {most}; name a Python that has one as the launch preset's `interpreter`, or by "
+        f"{VARIABLE} where rollouts are by vllm_colocate"
+    )
+    trains = f"the Python that trains ({python})" if python else "the Python that trains"
+    found = _version_in(python) if python else _version_here()
+    if found is None:
+        raise UserError(f"policy.rollouts: {trains} has no vLLM; {hint}")
     if not _numbers(least) <= _numbers(found) <= _numbers(most):
-        raise UserError(f"policy.rollouts: the Python that trains has vLLM {found}; {hint}")
+        raise UserError(f"policy.rollouts: {trains} has vLLM {found}; {hint}")
+
+
+def _version_here() -> str | None:
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
+
+
+def _version_in(python: str) -> str | None:
+    """That of another interpreter, which is not asked to import it: that takes long."""
+    code = "from importlib.metadata import version; print(version('vllm'))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"policy.rollouts: {python} cannot be run ({error.strerror})") from None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _numbers(told: str) -> tuple[int, ...]:

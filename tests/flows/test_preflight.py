@@ -115,6 +115,20 @@ def test_forms_are_as_careful_as_commands(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_the_python_that_has_vllm_is_asked_before_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with a GPU: there training with a vLLM of its own runs with vLLM's Python."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 0.31.0\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("AWPO_VLLM_PYTHON", str(python))
+    policy = PolicySettings.read({"rollouts": {"engine": "vllm_colocate"}}, "here")
+    check_launch("cpu", policy, tmp_path / "new")
+    python.write_text("#!/bin/sh\necho 0.32.0\n")
+    with pytest.raises(UserError, match=rf"the Python that trains \({python}\) has vLLM 0\.32\.0"):
+        check_launch("cpu", policy, tmp_path / "new")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of rollouts on a machine without GPUs")
 @pytest.mark.parametrize(
     ("rollouts", "reason"),

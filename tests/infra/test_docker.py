@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from awpo.training.vllm_arguments import TRL_WANTS
 from evaluation.bfcl.versions import V3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,9 @@ def test_packages_are_those_that_are_tested(path: Path) -> None:
     named = dict(re.findall(r"\b([a-z-]+)==([0-9.]+)", text))
     assert named
     assert all(known[name] == version for name, version in named.items())
+    if "vllm" in known.keys() & named.keys():  # training with rollouts by vLLM has both in one Python
+        assert named["vllm"] == TRL_WANTS[1]
+        assert "-r infra/requirements-vllm.txt deepspeed" in text
     for line in re.findall(r"pip install (.*)", text):
         assert line.startswith(("-c constraints.txt ", "-c /tmp/constraints.txt ")), line
 

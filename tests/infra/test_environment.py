@@ -51,6 +51,18 @@ def test_every_dependency_is_pinned():
     assert [name for name in asked_for() if name not in pinned] == []
 
 
+SAME = ["accelerate", "datasets", "deepspeed", "peft", "safetensors", "tokenizers", "torch", "trl"]
+
+
+def test_what_trains_beside_vllm_is_what_trains_without():
+    asked = (ROOT / "infra" / "requirements-vllm.txt").read_text("utf-8").splitlines()
+    names = [normal(line) for line in asked if not line.startswith("#")]
+    assert names == sorted(set(names) & set(asked_for()))
+    beside, without = pins(ROOT / "infra" / "constraints-vllm.txt"), pins(ROOT / "constraints.txt")
+    assert [name for name in names if name not in beside] == []
+    assert {name: beside[name] for name in SAME} == {name: without[name] for name in SAME}
+
+
 def test_every_dependency_is_explained():
     table = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     explained = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import socket
+import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -21,10 +22,12 @@ from awpo.config_rollouts import RolloutSettings
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import RunLog
+from awpo.launch import LaunchSettings
 from awpo.methods import get_method
 from awpo.processes import StageFailed
 from awpo.serving import vllm as vllm_serving
 from awpo.serving.process import ModelServer
+from awpo.serving.vllm import launch_for
 from awpo.training import vllm_arguments as arguments_module
 from awpo.training.lora import peft_config
 from awpo.training.policy import prompt_rows, trainer_arguments
@@ -159,6 +162,39 @@ def test_what_cannot_be_had_is_told_before_anything_is_loaded(tmp_path: Path, mo
     refused(r"has vLLM 0.32.0\+cpu; TRL takes", **SERVER)
     monkeypatch.setattr(arguments_module, "version", lambda name: "0.31.0+cu130")
     check_rollouts(config(**SERVER).rollouts, 1)
+
+
+def pretended_python(path: Path, answer: str) -> str:
+    """A program that answers as an interpreter that is asked for its vLLM."""
+    path.write_text(f"#!/bin/sh\n{answer}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_another_python_that_trains_is_asked_for_its_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    rollouts = config(engine="vllm_colocate").rollouts
+    with pytest.raises(
+        UserError, match=rf"the Python that trains \({sys.executable}\) has no vLLM; .* AWPO_VLLM_PYTHON"
+    ):
+        check_rollouts(rollouts, 1, sys.executable)  # really asked
+    with pytest.raises(UserError, match=r"has vLLM 0\.32\.0; TRL takes vLLM 0\.22\.0 to 0\.31\.0"):
+        check_rollouts(rollouts, 1, pretended_python(tmp_path / "new", "echo 0.32.0"))
+    with pytest.raises(UserError, match="cannot be run"):
+        check_rollouts(rollouts, 1, str(tmp_path / "nowhere"))
+    check_rollouts(rollouts, 1, pretended_python(tmp_path / "fit", "echo 0.31.0"))
+
+
+def test_rollouts_in_the_training_processes_take_vllms_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = pretended_python(tmp_path / "python", "")
+    monkeypatch.setenv(vllm_serving.VARIABLE, python)
+    launch = LaunchSettings(processes=2)
+    assert launch_for("vllm_colocate", launch) == LaunchSettings(processes=2, interpreter=python)
+    assert launch_for("vllm_server", launch) == launch_for("trainer", launch) == launch
+    mine = LaunchSettings(interpreter=sys.executable)
+    assert launch_for("vllm_colocate", mine) == mine
+    monkeypatch.setenv(vllm_serving.VARIABLE, str(tmp_path / "nowhere"))
+    assert launch_for("vllm_colocate", launch) == launch, "the training itself says what it lacks"
 
 
 # Weights
