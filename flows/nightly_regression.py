@@ -28,6 +28,7 @@ from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate, read_scores
 from tasks.nightly import NAMED_FLIPS, broken_items, compare_night, emit_night, show_trend
 from tasks.parents import close_runs, parent_run
+from tasks.patience import patience_of_this_run
 from tasks.registry import (
     CANDIDATE,
     CHAMPION,
@@ -78,7 +79,7 @@ def nightly_regression(
         evaluation: What is evaluated; the number of items decides how small a drop can be found
     """
     check_parameters()
-    tracking = connect()
+    tracking = connect(patience=patience_of_this_run())
     version = aliased_version(tracking, alias, name=name)
     if version is None:
         return Completed(name="NothingToCheck", message=f"models:/{name}@{alias} does not exist; run promote first")

@@ -10,6 +10,7 @@ from typing import Any
 
 from awpo.types import content_hash
 from tasks.links import link_run
+from tasks.patience import patience_of_this_run
 from tasks.stage_run import prefect_tags
 from tasks.tracking import TrackedRun, Tracking, close_abandoned_runs, connect, ended_truly, open_run
 
@@ -26,7 +27,7 @@ def parent_run(flow: str, out: Path, settings: Mapping[str, Any]) -> Iterator[tu
     Yields the tracking to hand to tasks, whose runs are nested in it, and the run itself. Its status is true however
     the block ends; runs that an earlier process left open are closed first.
     """
-    top = connect()
+    top = connect(patience=patience_of_this_run())
     close_abandoned_runs(top)
     # The file beside the name of a folder that never exists: it lies in OUT, and goes when OUT goes.
     with _opened(top, f"{flow} {out.name}", out / flow, [flow, dict(settings)], flow) as (tracking, run):

@@ -6,6 +6,10 @@ process that trains or generates, and `judge-api`, a slot for each piece of work
 
 A slot is a lease of a minute that is renewed as long as this process lives: of a process that was killed it comes back
 by itself. Work that is finished already takes none.
+
+A run of a deployment that has a limit holds a lease of that limit too, which Prefect's engine takes and renews, and
+without which it ends the run. Here it goes on: a server that was away for five minutes, or forgot its leases when it
+was started again, must not end hours of training, and how much works at once is still kept by the slots.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from uuid import UUID
 
+from prefect import flow_engine
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.concurrency._leases import maintain_concurrency_lease
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext, TaskRunContext
@@ -34,6 +41,13 @@ _LOCKED, _TOO_FEW = 423, 422
 logging.getLogger("prefect._internal.concurrency").addFilter(
     lambda record: "ConcurrencySlotAcquisitionWithLeaseService" not in record.getMessage()
 )
+
+
+def _renewed_while_it_stands(lease: UUID, seconds: float, **_: bool) -> AbstractContextManager[None]:
+    return maintain_concurrency_lease(lease, seconds, raise_on_lease_renewal_failure=False)
+
+
+flow_engine.maintain_concurrency_lease = _renewed_while_it_stands  # type: ignore[assignment,attr-defined]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from prefect.flows import Flow, load_flow_from_entrypoint
 
+from flows.environment import DEFAULTS
+
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT_YAML = yaml.safe_load((ROOT / "prefect.yaml").read_text("utf-8"))
 DEPLOYMENTS = {deployment["name"]: deployment for deployment in PREFECT_YAML["deployments"]}
@@ -220,3 +222,13 @@ def test_the_nightly_run_is_in_a_named_time_zone() -> None:
 def test_no_path_of_one_machine() -> None:
     text = (ROOT / "prefect.yaml").read_text("utf-8")
     assert not any(f"{start}/" in text for start in ("/home", "/root", "/work", "/opt", "/Users"))
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_a_run_has_prefects_settings_before_its_flow_is_loaded(name: str) -> None:
+    """What the module of a flow sets comes too late for those: Prefect reads its settings when it is imported."""
+    given = DEPLOYMENTS[name]["work_pool"]["job_variables"]["env"]
+    read_early = ("PREFECT_CLIENT_", "PREFECT_FLOWS_")
+    assert {key: given.get(key) for key in DEFAULTS if key.startswith(read_early)} == {
+        key: value for key, value in DEFAULTS.items() if key.startswith(read_early)
+    }

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.environment import DEFAULTS
+
 compose_spec = pytest.importorskip("compose_spec", reason="no compose-spec: make install")
 
 INFRA = Path(__file__).resolve().parents[2] / "infra"
@@ -146,3 +148,15 @@ def test_the_s3_store_is_reached_as_it_listens(services: dict[str, Any]) -> None
     assert mlflow["MLFLOW_S3_ENDPOINT_URL"] == f"http://s3{store['VGW_PORT']}"
     assert mlflow["AWS_SECRET_ACCESS_KEY"] == store["ROOT_SECRET_KEY"]
     assert mlflow["MLFLOW_ARTIFACTS_DESTINATION"].split("/")[2] == bucket["command"][-1]
+
+
+def test_servers_and_workers_have_prefects_settings(services: dict[str, Any]) -> None:
+    """`awpo serve` sets them; here nobody else would."""
+    for name in (
+        "PREFECT_CLIENT_MAX_RETRIES",
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES",
+        "PREFECT_WORKER_ENABLE_CANCELLATION",
+    ):
+        assert services["worker"]["environment"][name] == DEFAULTS[name]
+    leases = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+    assert services["prefect"]["environment"][leases] == DEFAULTS[leases]

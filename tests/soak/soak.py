@@ -96,6 +96,7 @@ class Pipeline:
     flow_runs: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     began: float = 0.0
+    under_way: bool = False
 
     @property
     def lane(self) -> str:
@@ -140,18 +141,18 @@ class Soak:
         else:
             name = "train"
             parameters |= {**SMALL, "seed": pipeline.seed, **TRAININGS[pipeline.seed]}
-        made = self.servers.ask(
-            f"deployments/{self.servers.deployments[name]}/create_flow_run", {"parameters": parameters}
-        )
+        # The same key again where the answer to the last request was lost with its server: one run is made of both.
+        body = {"parameters": parameters, "idempotency_key": f"{pipeline.out} {len(pipeline.flow_runs)}"}
+        made = self.servers.ask(f"deployments/{self.servers.deployments[name]}/create_flow_run", body)
         pipeline.flow_runs.append(made["id"])
-        pipeline.faults, pipeline.began = [], time.monotonic()
+        pipeline.under_way, pipeline.faults, pipeline.began = True, [], time.monotonic()
 
     def go_on(self, pipelines: Iterable[Pipeline], alive: dict[int, Process]) -> list[Pipeline]:
         """Starts again what has ended without success; returns what is completed."""
         completed = []
         for pipeline in pipelines:
             with suppress(OSError):  # a server that is away
-                if not pipeline.flow_runs:
+                if not pipeline.under_way:
                     self.begin(pipeline)
                     continue
                 run = self.servers.ask(f"flow_runs/{pipeline.flow_runs[-1]}")
@@ -161,12 +162,11 @@ class Soak:
                     continue
                 if processes:
                     continue
+                pipeline.under_way = False  # and begun again at the next look, where it did not complete
                 whole = run["state_type"] == "COMPLETED" and complete(pipeline)
                 self._end_attempt(pipeline, run, whole)
                 if whole:
                     completed.append(pipeline)
-                else:
-                    self.begin(pipeline)
         return completed
 
     def _free_stuck(self, pipeline: Pipeline, run: dict[str, Any], processes: list[Process]) -> None:
@@ -231,7 +231,7 @@ class Soak:
             self.servers.take_away(whom, deed, seconds)
             return f"for {seconds:.0f} s"
         victim = self.draw.choice(pipelines)
-        if not victim.flow_runs:
+        if not victim.under_way:
             return None
         flow_run = victim.flow_runs[-1]
         of_run = [process for process in alive.values() if process.flow_run == flow_run]

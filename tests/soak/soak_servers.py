@@ -20,6 +20,8 @@ from typing import Any
 from soak_watch import MARK, Life, held, processes_of, tree
 
 from awpo.processes import end_group
+from flows.environment import DEFAULTS
+from flows.guard import GRACE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "awpo-local"
@@ -27,7 +29,6 @@ SERVED = "soak"
 """Name of the model that is served."""
 AT_ONCE = 3
 """Trainings that the deployment lets run at a time."""
-PATIENCE_SECONDS = 60.0
 SLOTS = 4
 """Of the limit `gpu`: a training in two processes takes two, and two others go on beside it."""
 
@@ -88,11 +89,11 @@ class Servers:
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "AWPO_"))}
         common = {
             **plain,
+            **DEFAULTS,  # as `awpo serve` starts them
             MARK: str(folder),
             "AWPO_RUNS": str(self.runs),
             "AWPO_ROOTS": os.pathsep.join(str(root) for root in (folder, other) if root),
             "OMP_NUM_THREADS": "1",
-            "DO_NOT_TRACK": "true",
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_API_URL": f"{self.prefect}/api",
             "PYTHONPATH": str(ROOT),
@@ -182,19 +183,15 @@ class Servers:
             late = time.monotonic() - until
             if deed and late < 0 and not all_of_them:
                 continue
-            if deed in ("kill", "end") and not service.ended() and late < PATIENCE_SECONDS:
-                continue  # it does not listen any more, and has not ended
+            if deed == "end" and not service.ended() and late < GRACE_SECONDS:
+                continue  # it does not work any more, and has not ended
             if deed == "stop":
                 service.send(signal.SIGCONT)
-            elif not service.ended() and deed:
-                wrong.append(f"{name} did not end within {PATIENCE_SECONDS:g} s of SIGTERM")
-                service.send(signal.SIGKILL)
-                continue
-            elif service.ended():
+            elif deed or service.ended():
                 if not deed:
                     assert service.process
                     wrong.append(f"{name} ended by itself, with code {service.process.returncode}")
-                service.send(signal.SIGKILL)  # what it started goes too
+                service.send(signal.SIGKILL)  # what it started goes too, as with `flows.guard`
                 service.start()
             self.away.pop(name, None)
         return wrong

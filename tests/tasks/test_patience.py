@@ -7,15 +7,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_DOES_NOT_EXIST, TEMPORARILY_UNAVAILABLE
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
 
 from tasks import cancellation
-from tasks.patience import is_away, patient
+from tasks.patience import PATIENCE_SECONDS, is_away, patience_of_this_run, patient
 from tasks.tracking import Tracking
 
 
@@ -124,3 +127,11 @@ def test_a_race_that_is_always_lost_is_an_error_in_the_end(monkeypatch: pytest.M
     with pytest.raises(MlflowException, match="duplicate key"):
         client_of(flaky).get_run("a")
     assert flaky.calls == 11
+
+
+def test_a_run_of_a_deployment_waits_for_its_store_and_a_command_does_not() -> None:
+    assert patience_of_this_run() == 0
+    for deployment, seconds in ((None, 0), (uuid4(), PATIENCE_SECONDS)):
+        run = FlowRun(flow_id=uuid4(), deployment_id=deployment)
+        with FlowRunContext.model_construct(flow_run=run):
+            assert patience_of_this_run() == seconds

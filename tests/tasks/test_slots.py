@@ -21,7 +21,9 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.flow_engine import run_flow
 from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage
+from prefect.states import Pending
 from prefect.testing.utilities import prefect_test_harness
 
 from awpo.errors import UserError
@@ -218,3 +220,44 @@ def test_a_killed_process_gives_its_slot_back_even_past_a_restart_of_the_server(
     assert asyncio.run(expire()) == 1
     with temporary_server() as url:
         wait_for(lambda: ask(active) == "0")
+
+
+def test_a_run_goes_on_where_its_deployments_lease_is_lost(server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine renews it, and would end the run of a server that has forgotten its leases."""
+    monkeypatch.setattr("prefect.concurrency._leases._RENEWAL_FRACTION", 0.01)  # of 300 s
+    lost = threading.Event()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "no longer reserved" in record.getMessage():
+                lost.set()
+
+    @flow
+    def works() -> bool:
+        with get_client(sync_client=True) as client:
+            client.release_concurrency_slots_with_lease(lease)
+        told = lost.wait(120)
+        time.sleep(1.0)  # in which the engine would end it
+        return told
+
+    with get_client(sync_client=True) as client:
+        made = client.create_deployment(client.create_flow(works), "limited", concurrency_limit=1)
+        run = client.create_flow_run_from_deployment(made)
+        client.set_flow_run_state(run.id, Pending())
+        run = client.read_flow_run(run.id)
+    assert run.state
+    lease = run.state.state_details.deployment_concurrency_lease_id
+    assert lease
+    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.concurrency")]
+    ear = Ear()
+    for logger in loggers:
+        logger.addHandler(ear)
+    try:
+        assert run_flow(works, flow_run=run) is True
+    finally:
+        for logger in loggers:
+            logger.removeHandler(ear)
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run.id).state
+    assert state
+    assert state.is_completed()

@@ -10,9 +10,11 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
+from mlflow.exceptions import MlflowException
 
 from awpo.artifacts import open_stage
 from awpo.errors import UserError
@@ -101,6 +103,23 @@ def test_an_experiment_that_another_process_makes_meanwhile_is_used(
     )
     assert connect() == tracking
     assert not answers
+
+
+def test_a_store_that_comes_back_is_opened_by_who_waits_for_it(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, away = mlflow.MlflowClient.get_experiment_by_name, ["API request to http://127.0.0.1:9/ failed"] * 2
+
+    def flaky(client: mlflow.MlflowClient, name: str) -> Any:
+        if away:
+            raise MlflowException(away.pop())
+        return ask(client, name)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", flaky)
+    with pytest.raises(UserError, match="cannot open the MLflow store"):
+        connect()
+    assert connect(patience=60.0) == tracking
+    assert not away
 
 
 def test_a_deleted_experiment_is_taken_up_again(tracking: Tracking) -> None:
