@@ -95,9 +95,13 @@ def _asked(gpus: str, preset: str, model: str | None, method: str | None, launch
     from awpo.training.model_shapes import shape_of
     from awpo.training.plan import Gpus, Plan, spread
     from flows.cli_support import changed
-    from flows.parameters import read_pipeline
+    from flows.parameters import POLICY_METHODS, read_pipeline
 
     there = Gpus.read(gpus)
+    if method and not get_method(method).trains:
+        raise UserError(
+            f"the plan is of policy training, and {method!r} is none; give one of {', '.join(POLICY_METHODS)}"
+        )
     options = {"model": model, "launch": launch, "methods": (method,) if method else None}
     settings = changed(read_pipeline(preset), options, {}, settings_of_model=True)
     name = settings.methods[-1]
@@ -113,7 +117,12 @@ def _asked(gpus: str, preset: str, model: str | None, method: str | None, launch
 
 
 def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}"
+    return _rounded(size / 2**30)
+
+
+def _rounded(value: float) -> str:
+    """One decimal, or what a small model has of a number."""
+    return f"{value:,.1f}" if value >= 0.05 or value == 0 else f"{value:.2g}"
 
 
 def _show(asked: Plan, gpu: str) -> None:
@@ -159,12 +168,12 @@ def _estimate(asked: Plan, gpu: str) -> list[tuple[str, str]]:
     rows = []
     for name, amount in (("at most", asked.most), ("expected", asked.expected)):
         hours = asked.hours(amount)
-        tokens = f"{amount.generated / 1e6:,.0f}M generated, {amount.trained / 1e6:,.0f}M trained on"
+        tokens = f"{_rounded(amount.generated / 1e6)}M generated, {_rounded(amount.trained / 1e6)}M trained on"
         each = f"prompts of {amount.prompt:g} and completions of {amount.completion:g}"
         rows.append((f"tokens {name}", f"{tokens} ({each})"))
-        parts = ", ".join(f"{value:.1f} {part}" for part, value in hours.items())
+        parts = ", ".join(f"{_rounded(value)} {part}" for part, value in hours.items())
         rows.append(
-            (f"hours {name}", f"{sum(hours.values()):.1f} ({parts}); without judge, saving, evaluation, offload")
+            (f"hours {name}", f"{_rounded(sum(hours.values()))} ({parts}); without judge, saving, evaluation, offload")
         )
     speed = asked.throughput
     share = speed.decoding_share(asked.config.rollouts.engine)

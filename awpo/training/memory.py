@@ -1,8 +1,9 @@
 """Memory of policy training on a GPU, by part and by moment, as arithmetic on shapes. All sizes are bytes.
 
 What a training keeps all the time is 16 bytes per parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1), of
-which ZeRO and FSDP give each process a part. What a pass adds was derived from the layers of transformers' Qwen3 as
-Korthikanti et al. 2022 (arXiv 2205.05198) did for GPT, tensor by tensor: a test counts what autograd really saves.
+which ZeRO and FSDP give each process a part. What a pass adds was derived from the layers of transformers' Qwen3 and
+Llama as Korthikanti et al. 2022 (arXiv 2205.05198) did for GPT, tensor by tensor: a test counts what autograd really
+saves.
 
 Passes run in one of three ways. `float32`; `autocast`: float32 weights, of which bfloat16 copies are made (one process,
 and DDP); `bfloat16`: bfloat16 weights beside float32 masters (DeepSpeed and FSDP2, as accelerate sets them up).
@@ -85,7 +86,8 @@ def saved_by_layer(shape: ModelShape, passes: Passes, rows: int, length: int, ra
     - two norms: input and normalised, 4 h each (normalised in 2 h where the weights are bfloat16; with adapters only
       the input, as the norm's weight is not trained), and a float32 each
     - inputs of the matrices: one of h e for q, k, v and one for gate, up; under autocast a copy for each of the five
-    - norms of heads: queries and keys in float32, 4 (q + k), normalised, e (q + k), and a float32 each head
+    - norms of heads, where there are any: queries and keys in float32, 4 (q + k), normalised, e (q + k), and a float32
+      each head
     - attention: queries, output, and keys and values repeated for every head, 4 q e; its log-sum 4 bytes a head
     - SwiGLU: gate, its activation, up, their product, 4 I e
     - the mask that attention reads, e for each pair of tokens
@@ -94,13 +96,14 @@ def saved_by_layer(shape: ModelShape, passes: Passes, rows: int, length: int, ra
     """
     h, q, k, wide = shape.hidden, shape.queries, shape.keys, shape.intermediate
     e = 4 if passes == "float32" else 2
-    scalars = 4 * (2 + 2 * shape.heads + shape.kv_heads)
+    normed = (q + k) if shape.head_norms else 0
+    scalars = 4 * (2 + shape.heads + (shape.heads + shape.kv_heads if shape.head_norms else 0))
     if rank:
-        norms, inputs, heads = 8 * h, 5 * h * e + q * e + 7 * rank * e, 4 * (q + k)
+        norms, inputs, heads = 8 * h, 5 * h * e + q * e + 7 * rank * e, 4 * normed
     else:
         norms = 16 * h if passes != "bfloat16" else 12 * h
         inputs = (5 if passes == "autocast" else 2) * h * e
-        heads = (4 + e) * (q + k)
+        heads = (4 + e) * normed
     token = norms + inputs + heads + 4 * q * e + 4 * wide * e + scalars
     return rows * length * (token + length * e)
 

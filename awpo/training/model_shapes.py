@@ -1,4 +1,4 @@
-"""The shapes of Qwen3 models, and what follows from them by counting: parameters, bytes of a cache, operations.
+"""The shapes of Qwen3 and Llama models, and what follows from them by counting: parameters, bytes of a cache, operations.
 
 The table is data from the models' config.json; a checkpoint's folder is asked for its own. Tests build each shape on
 torch's meta device and compare the number of parameters.
@@ -25,11 +25,14 @@ FIELDS = {
     "vocabulary": "vocab_size",
     "tied": "tie_word_embeddings",
 }
+KINDS: Mapping[str, bool] = MappingProxyType({"qwen3": True, "llama": False})
+"""The architectures that the formulas are of, by `model_type`, and whether heads have norms there."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Qwen3 decoder: grouped-query attention with a norm on each head of queries and keys, SwiGLU, no biases."""
+    """A Qwen3 or Llama decoder: grouped-query attention, in Qwen3 with a norm on each head of queries and keys
+    (`head_norms`), SwiGLU, no biases."""
 
     layers: int
     hidden: int
@@ -39,6 +42,7 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     tied: bool
+    head_norms: bool = True
 
     @property
     def queries(self) -> int:
@@ -59,8 +63,9 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer: its matrices, two norms of the hidden states, two of a head."""
-        return sum(inputs * outputs for inputs, outputs in self.linears) + 2 * self.hidden + 2 * self.head_dim
+        """Parameters of one layer: its matrices, two norms of the hidden states, two of a head where it has them."""
+        norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        return sum(inputs * outputs for inputs, outputs in self.linears) + norms
 
     @property
     def head_parameters(self) -> int:
@@ -104,33 +109,44 @@ SHAPES: Mapping[str, ModelShape] = MappingProxyType(
         "Qwen/Qwen3-8B": _qwen3(36, 4096, 32, 12288, False),
         "Qwen/Qwen3-14B": _qwen3(40, 5120, 40, 17408, False),
         "Qwen/Qwen3-32B": _qwen3(64, 5120, 64, 25600, False),
+        # Built on the machine that trains; their tokenizers are made from the data, and get no larger.
+        "embedded-1m": ModelShape(4, 128, 4, 2, 32, 384, 1536, True),
+        "embedded-3m": ModelShape(6, 192, 6, 2, 32, 576, 1536, True),
+        # The published one with a token more for each tag.
+        "smollm2-135m": ModelShape(30, 576, 9, 3, 64, 1536, 49_152 + 6, True, head_norms=False),
     }
 )
 
 
 def shape_of(choice: ModelChoice) -> ModelShape:
-    """The shape of a model by hub id, or of a checkpoint's folder; UserError where neither says it."""
+    """The shape of a preset's model, or of a checkpoint's folder; UserError where neither says it."""
     if choice.kind == "folder":
         return read_shape(Path(choice.location))
-    if choice.kind == "hub" and choice.location in SHAPES:
+    if choice.location in SHAPES:
         return SHAPES[choice.location]
     raise UserError(
         f"the shape of {choice.name!r} is not known before the model is there; give the folder of its checkpoint, or "
-        f"one of {', '.join(name.partition('/')[2].lower() for name in SHAPES)}"
+        f"one of {', '.join(name.rpartition('/')[2].lower() for name in SHAPES)}"
     )
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The shape that a checkpoint's config.json tells. Raises UserError where it is no Qwen3, or lacks something."""
+    """The shape that a checkpoint's config.json tells. Raises UserError where it is of another kind, or lacks something."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; give the folder of a checkpoint") from None
-    if not isinstance(values, dict) or values.get("model_type") != "qwen3":
-        kind = values.get("model_type") if isinstance(values, dict) else None
-        raise UserError(f"{path} is of a model of type {kind!r}; the plan's formulas are those of 'qwen3' alone")
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(
+            f"{path} is of a model of type {kind!r}; the plan's formulas are those of {' and '.join(KINDS)}"
+        )
+    if bias := next((name for name in ("attention_bias", "mlp_bias") if values.get(name)), None):
+        raise UserError(f"{path} has {bias}; the plan's formulas are those of layers without")
+    if kind == "llama" and {"hidden_size", "num_attention_heads"} <= values.keys():  # older ones leave it out
+        values = {"head_dim": values["hidden_size"] // values["num_attention_heads"]} | values
     missing = [key for key in FIELDS.values() if key not in values]
     if missing:
         raise UserError(f"{path} lacks {missing[0]!r}; give the folder of a whole checkpoint")
-    return ModelShape(**{name: values[key] for name, key in FIELDS.items()})
+    return ModelShape(**{name: values[key] for name, key in FIELDS.items()}, head_norms=KINDS[kind])

@@ -92,6 +92,20 @@ def test_assumptions_can_be_changed():
     assert a100["hours"]["expected"]["rollouts"] > 2 * usual["rollouts"]
 
 
+@pytest.mark.parametrize("model", [None, "embedded-3m", "smollm2-135m"])
+def test_models_that_are_built_here_are_planned_and_so_is_the_default(model: str | None):
+    arguments = ("--gpus", "1x80", *(("--model", model) if model else ()))
+    done, found = plan(*arguments), as_json(*arguments)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    assert found["fits"] is True
+    assert f"{found['parameters']:,}" in done.stdout
+    assert found["method"] == "awpo"
+    hours = re.search(r"^ *hours expected +([\d.e-]+)", done.stdout, re.MULTILINE)
+    assert hours
+    assert float(hours[1]) == pytest.approx(sum(found["hours"]["expected"].values()), rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -100,7 +114,7 @@ def test_assumptions_can_be_changed():
         (("--gpus", "8x80", "--launch", "zero9"), "no launch preset 'zero9'"),
         (("--gpus", "8x80", "--method", "awpoo"), "did you mean 'awpo'"),
         (("--gpus", "8x80", "--model", "qwen3-9b"), "unknown model 'qwen3-9b'"),
-        (("--gpus", "8x80", "--model", "embedded-1m"), "give the folder of its checkpoint"),
+        (("--gpus", "8x80", "--method", "sft"), "the plan is of policy training, and 'sft' is none; give one of "),
         ((), "Missing option '--gpus'"),
     ],
 )

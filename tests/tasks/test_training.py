@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow.entities import Run
 
 from awpo.artifacts import open_stage
 from awpo.config import PolicyConfig
+from awpo.config_rollouts import RolloutSettings
 from awpo.data.store import write_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
@@ -84,6 +87,21 @@ class Trained(threading.Thread):
             self.train()
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.error: BaseException | None = error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would train")
+def test_training_with_a_vllm_of_its_own_runs_with_vllms_python(
+    tiny_model: Path, few: Path, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntouch {tmp_path}/used\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("AWPO_VLLM_PYTHON", str(python))
+    config = CONFIG.model_copy(update={"rollouts": RolloutSettings(engine="vllm_colocate")})
+    with pytest.raises(UserError, match="vllm_colocate needs GPUs"):
+        train_policy.fn(str(tiny_model), "tiny", "base", few, tmp_path / "out", config, tracking)
+    assert (tmp_path / "used").exists()
 
 
 @pytest.mark.slow

@@ -11,16 +11,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from awpo.config import AdapterConfig, PolicyConfig
+from awpo.artifacts import open_stage
+from awpo.config import AdapterConfig, CorpusConfig, PolicyConfig
 from awpo.config_rollouts import RolloutSettings
-from awpo.embedded.model import SIZES
+from awpo.data.decompose import decompose
+from awpo.data.store import write_instances
+from awpo.embedded.corpus import dialogues
+from awpo.embedded.model import SIZES, build_model
 from awpo.errors import UserError
 from awpo.launch import LaunchSettings, launch_presets, read_launch
 from awpo.methods import get_method
-from awpo.models import ModelChoice
+from awpo.models import ModelChoice, preset_names, resolve_model
 from awpo.training import memory
 from awpo.training.lora import peft_config
 from awpo.training.memory import (
@@ -44,16 +48,25 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "embedded-1m": 984_448,
+    "embedded-3m": 2_878_272,
+    "smollm2-135m": 134_515_008 + 6 * 576,  # and six tags
 }
 GROUPED = ModelShape(2, 80, 6, 2, 32, 112, 512, tied=True)
 EVERY_HEAD = ModelShape(2, 64, 3, 3, 16, 200, 320, tied=False)
+LLAMA = ModelShape(2, 96, 6, 2, 16, 112, 512, tied=True, head_norms=False)
 ROWS, PROMPT, COMPLETION = 3, 20, 12
 LENGTH = PROMPT + COMPLETION
 
 
 def config_of(shape: ModelShape, **changes):
     values = {key: getattr(shape, name) for name, key in FIELDS.items()}
-    return Qwen3Config(**values, **{"use_cache": False, "attn_implementation": "sdpa", **changes})
+    kind = Qwen3Config if shape.head_norms else LlamaConfig
+    return kind(**values, **{"use_cache": False, "attn_implementation": "sdpa", **changes})
+
+
+def model_of(shape: ModelShape, **changes):
+    return (Qwen3ForCausalLM if shape.head_norms else LlamaForCausalLM)(config_of(shape, **changes))
 
 
 def policy(**changes) -> PolicyConfig:
@@ -80,7 +93,7 @@ def plan(name="Qwen/Qwen3-8B", launch="zero3-8", gpus="8x80", method="awpo", **c
 def test_the_shapes_have_the_parameters_of_the_models(name):
     shape = SHAPES[name]
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(config_of(shape))
+        model = model_of(shape)
     assert shape.parameters == model.num_parameters() == PUBLISHED[name]
 
 
@@ -94,7 +107,7 @@ def test_adapters_have_the_parameters_that_peft_gives_them():
 
 def saved(shape: ModelShape, layers: int, passes: str, *, recompute=False, rank=0) -> int:
     """Bytes that autograd keeps of a forward pass through TRL's fused head, weights left out."""
-    model = Qwen3ForCausalLM(config_of(replace(shape, layers=layers)))
+    model = model_of(replace(shape, layers=layers))
     if passes == "bfloat16" or rank:
         model = model.to(torch.bfloat16)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
@@ -124,7 +137,7 @@ def saved(shape: ModelShape, layers: int, passes: str, *, recompute=False, rank=
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
 
 
-@pytest.mark.parametrize("shape", [GROUPED, EVERY_HEAD], ids=["grouped", "every head"])
+@pytest.mark.parametrize("shape", [GROUPED, EVERY_HEAD, LLAMA], ids=["grouped", "every head", "llama"])
 @pytest.mark.parametrize("passes", ["float32", "autocast", "bfloat16"])
 def test_a_layer_keeps_what_the_formula_says_to_the_byte(shape, passes):
     counted = saved(shape, 2, passes) - saved(shape, 1, passes)
@@ -139,19 +152,21 @@ def test_a_recomputed_layer_keeps_its_input(passes):
     assert counted == saved_by_checkpoint(GROUPED, passes, ROWS, LENGTH)
 
 
-def test_a_layer_with_adapters_keeps_what_the_formula_says():
+@pytest.mark.parametrize("shape", [GROUPED, LLAMA], ids=["grouped", "llama"])
+def test_a_layer_with_adapters_keeps_what_the_formula_says(shape):
     rank = 5
-    counted = saved(GROUPED, 2, "autocast", rank=rank) - saved(GROUPED, 1, "autocast", rank=rank)
-    copies = 2 * GROUPED.adapter_parameters(rank) // GROUPED.layers
-    assert counted - copies == saved_by_layer(GROUPED, "autocast", ROWS, LENGTH, rank)
+    counted = saved(shape, 2, "autocast", rank=rank) - saved(shape, 1, "autocast", rank=rank)
+    copies = 2 * shape.adapter_parameters(rank) // shape.layers
+    assert counted - copies == saved_by_layer(shape, "autocast", ROWS, LENGTH, rank)
 
 
+@pytest.mark.parametrize("shape", [GROUPED, LLAMA], ids=["grouped", "llama"])
 @pytest.mark.parametrize(
     ("cast", "dtype", "passes"),
     [(False, "float32", "float32"), (True, "float32", "autocast"), (False, "bfloat16", "bfloat16")],
 )
-def test_the_cache_of_a_rollout_is_as_large_as_transformers_makes_it(cast, dtype, passes):
-    model = Qwen3ForCausalLM(config_of(GROUPED)).to(getattr(torch, dtype))
+def test_the_cache_of_a_rollout_is_as_large_as_transformers_makes_it(cast, dtype, passes, shape):
+    model = model_of(shape).to(getattr(torch, dtype))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
         cache = model.model(input_ids=torch.zeros((2, 9), dtype=torch.long), use_cache=True).cache
     held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
@@ -159,7 +174,7 @@ def test_the_cache_of_a_rollout_is_as_large_as_transformers_makes_it(cast, dtype
         prompts_per_rollout=1, group_size=2, steps_per_rollout=1, steps=1, micro_batch_size=1,
         max_prompt_length=16, max_completion_length=8, rollouts=RolloutSettings(),
     )  # fmt: skip
-    planned, _, _ = memory.rollouts_of_trainer(GROUPED, config, Sharding("whole", 1), passes)
+    planned, _, _ = memory.rollouts_of_trainer(shape, config, Sharding("whole", 1), passes)
     assert planned == held / 9 * 24
 
 
@@ -172,19 +187,7 @@ def test_operations_are_those_that_torch_counts():
     assert counter.get_total_flops() == ROWS * LENGTH * EVERY_HEAD.forward_operations(LENGTH)
 
 
-SHAPES_ON_CPU = {
-    name: ModelShape(
-        layers=size["num_hidden_layers"],
-        hidden=size["hidden_size"],
-        heads=size["num_attention_heads"],
-        kv_heads=size["num_key_value_heads"],
-        head_dim=32,
-        intermediate=size["intermediate_size"],
-        vocabulary=1536,
-        tied=True,
-    )
-    for name, size in SIZES.items()
-} | {"30m": ModelShape(8, 512, 8, 4, 64, 1536, 4096, tied=True)}
+SHAPES_ON_CPU = {name: SHAPES[name] for name in SIZES} | {"30m": ModelShape(8, 512, 8, 4, 64, 1536, 4096, tied=True)}
 
 # Forward, backward and AdamW of each model in a process of its own, forked when all is imported; prints bytes that are
 # counted, and the growth of the peak RSS.
@@ -247,7 +250,7 @@ def measured():
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=1200,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0"},
     )
     return dict(json.loads(line) for line in result.stdout.splitlines() if line.startswith("["))
@@ -461,19 +464,40 @@ def folder(tmp_path, **changes):
     return ModelChoice(name="mine", kind="folder", location=str(tmp_path))
 
 
-def test_a_checkpoint_s_folder_tells_its_shape(tmp_path):
-    Qwen3ForCausalLM(config_of(GROUPED)).save_pretrained(tmp_path)
-    assert shape_of(ModelChoice(name="mine", kind="folder", location=str(tmp_path))) == GROUPED
+@pytest.mark.parametrize("shape", [GROUPED, LLAMA], ids=["qwen3", "llama"])
+def test_a_checkpoint_s_folder_tells_its_shape(tmp_path, shape):
+    model_of(shape).save_pretrained(tmp_path)
+    mine = ModelChoice(name="mine", kind="folder", location=str(tmp_path))
+    assert shape_of(mine) == shape
+    if not shape.head_norms:  # a config of earlier versions of transformers
+        values = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "head_dim"}))
+        assert shape_of(mine) == shape
 
 
 def test_a_folder_of_another_architecture_is_refused(tmp_path):
-    with pytest.raises(UserError, match="of type 'llama'; the plan's formulas are those of 'qwen3' alone"):
-        shape_of(folder(tmp_path, model_type="llama"))
+    with pytest.raises(UserError, match="of type 'mamba'; the plan's formulas are those of qwen3 and llama"):
+        shape_of(folder(tmp_path, model_type="mamba"))
+    with pytest.raises(UserError, match="has attention_bias; the plan's formulas are those of layers without"):
+        shape_of(folder(tmp_path, attention_bias=True))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match="lacks 'num_hidden_layers'"):
         shape_of(ModelChoice(name="mine", kind="folder", location=str(tmp_path)))
 
 
-def test_a_model_that_is_made_later_has_no_shape_yet():
-    with pytest.raises(UserError, match=r"embedded-1m.*qwen3-8b"):
-        shape_of(ModelChoice(name="embedded-1m", kind="embedded", location="embedded-1m"))
+def test_every_preset_s_model_has_a_shape():
+    assert {choice.location for choice in map(resolve_model, preset_names())} == SHAPES.keys()
+    with pytest.raises(UserError, match=r"'mine' is not known before .* one of qwen3-0.6b, .*embedded-1m"):
+        shape_of(ModelChoice(name="mine", kind="hub", location="me/mine"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_embedded_models_are_built_in_the_shape_that_is_planned(size, tmp_path):
+    asked = CorpusConfig(train_dialogues=300, validation_dialogues=1, test_dialogues=1)
+    with open_stage(tmp_path / "instances", "decompose", {}, {}) as stage:
+        write_instances(stage.folder, [item for dialogue in dialogues(asked) for item in decompose(dialogue)])
+        stage.finish()
+    manifest = build_model(size, tmp_path / "instances", tmp_path / "model")
+    shape = shape_of(resolve_model(size))
+    assert shape_of(resolve_model(str(tmp_path / "model"))) == shape
+    assert manifest.counts["parameters"] == shape.parameters == PUBLISHED[size]
