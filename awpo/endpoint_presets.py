@@ -7,6 +7,7 @@ judge's `endpoint` may be the name of an endpoint's preset. Presets hold names o
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def read_judge(name_or_path: str) -> JudgeConfig:
 def _find(name_or_path: str, folder: Path, what: str) -> Path:
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     path = folder / f"{name_or_path}.yaml" if name_or_path in names else Path(name_or_path)
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path.is_file, also where a name is too long to be one
         return path
     near = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(names)}; or a YAML file's path"

@@ -72,7 +72,7 @@ class LaunchSettings(Settings):
             return None
         names = sorted(path.stem for path in ACCELERATE.glob("*.yaml"))
         path = ACCELERATE / f"{self.accelerate}.yaml" if self.accelerate in names else Path(self.accelerate)
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike Path.is_file, also where a name is too long to be one
             near = difflib.get_close_matches(self.accelerate, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}, or a YAML file's path"
             raise UserError(f"no config {self.accelerate!r}; {hint}")

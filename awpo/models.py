@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,9 +65,9 @@ def resolve_model(name: str) -> ModelChoice:
             launch=values.get("launch"),
         )
     folder = Path(name)
-    if (folder / "config.json").exists():
+    if os.path.exists(folder / "config.json"):  # unlike Path.exists, also where a name is too long to be one
         return ModelChoice(name=folder.resolve().name, kind="folder", location=str(folder))
-    if folder.is_dir():
+    if os.path.isdir(folder):
         raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint in the Hugging Face layout")
     near = difflib.get_close_matches(name, preset_names(), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(preset_names())}, or a checkpoint's folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
@@ -228,7 +229,7 @@ def preset_path(folder: Path, name_or_path: str, what: str) -> Path:
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     if name_or_path in known:
         return folder / f"{name_or_path}.yaml"
-    if Path(name_or_path).is_file():
+    if os.path.isfile(name_or_path):  # unlike Path.is_file, also where a name is too long to be one
         return Path(name_or_path)
     near = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(known)}; or a YAML file's path"

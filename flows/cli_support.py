@@ -5,6 +5,7 @@ from __future__ import annotations
 import flows.environment as environment  # sets defaults before the libraries below read them
 
 # isort: split
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from awpo.errors import UserError
+
+_OF_PATHS = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP}
+"""What a person mends by another path, or by rights."""
 
 
 class Commands(TyperGroup):
@@ -34,6 +38,14 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from None
         except UserError as error:
             typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+        except OSError as error:  # Path.exists and the like raise it, too, for a name that is too long
+            if error.errno not in _OF_PATHS or error.filename is None:
+                raise
+            typer.echo(
+                f"error: {error.strerror}: {str(error.filename)[:100]!r}; give another path, or mend its rights",
+                err=True,
+            )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("stopped; the same command goes on where it stood", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -153,7 +154,7 @@ class PipelineSettings(Settings):
         from evaluation.benchmarks import identities
 
         identities(self.evaluation)
-        if self.data is not None and not Path(self.data).exists():
+        if self.data is not None and not os.path.exists(self.data):
             raise UserError(f"{self.data} does not exist; give the path of a source file or folder")
         return self
 

@@ -125,6 +125,12 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "no does not exist",
     ),
     "comparison of nothing": (lambda f: ["compare", "a", "b"], "not a finished evaluation"),
+    # More than 255 bytes, for which Path.exists raises OSError: tests/fuzz found it.
+    "a folder of a name that is too long": (lambda f: ["train", "--preset", "quick", "--out", "x" * 300], "too long"),
+    "a preset of such a name": (lambda f: ["train", "--preset", "x" * 300, "--out", "o"], "no pipeline"),
+    "a checkpoint of such a name": (lambda f: ["evaluate", "x" * 300, "--out", "o"], "too long"),
+    "a source of such a name": (lambda f: ["data", "decompose", "x" * 300, "--out", "o"], "too long"),
+    "evaluations of such a name": (lambda f: ["compare", "x" * 300, "x" * 300], "too long"),
 }
 
 

@@ -14,10 +14,14 @@ from awpo.data import strict_json
 from awpo.data.call_syntax import scan_literal
 from awpo.data.sources import read
 from awpo.data.sources.base import Rejected
+from awpo.endpoint_presets import read_judge
 from awpo.errors import UserError
 from awpo.judge_prompts import read_reason
+from awpo.launch import LaunchSettings
+from awpo.models import resolve_model
 from awpo.serving.application import Refused, read_request
-from awpo.settings import Settings, load_yaml, read_yaml
+from awpo.settings import Settings, load_yaml, preset_path, read_yaml
+from flows.parameters import PipelineSettings
 from tasks.tracking import RunFile
 from tests.fuzz.further_targets import tokenizer
 from tests.fuzz.fuzz import TOKENS
@@ -151,6 +155,33 @@ def test_a_message_about_settings_can_always_be_made(values: dict[str, object], 
     with pytest.raises(UserError, match=told) as caught:
         Example.read(values, "settings.yaml")
     assert len(str(caught.value)) < 1000
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        (LaunchSettings, {"accelerate": LONG}),
+        (LaunchSettings, {"interpreter": LONG}),
+        (PipelineSettings, {"data": LONG}),
+        (PipelineSettings, {"model": LONG}),
+        (PipelineSettings, {"launch": LONG}),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_refused_like_one_that_none_has(
+    schema: type[Settings], values: dict[str, object]
+) -> None:
+    """Path.exists raises OSError for a name of more than 255 bytes."""
+    with pytest.raises(UserError, match="xxx"):
+        getattr(schema.read(values, "settings.yaml"), "check", str)()
+
+
+def test_presets_models_and_judges_of_such_names_are_refused(tmp_path: Path) -> None:
+    for use in (read_judge, resolve_model, lambda name: preset_path(tmp_path, name, "preset")):
+        with pytest.raises(UserError, match="xxx"):
+            use(LONG)
 
 
 @pytest.mark.parametrize("call", ['{"function": {"arguments": "%s"}}' % ("[" * 20_000), '{"function": 1}', "[1]", "1"])

@@ -114,7 +114,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, fault_server: Any) -> Ran:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=420,
+            timeout=1500,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
