@@ -16,6 +16,7 @@ says what is done; without one the default answers. What a rule can `do`:
     half      the connection is closed in the middle of the answer
     drip      a byte now and then, for ever
     huge      `megabytes` of an answer
+    die       the server's process ends, once it has written what it was asked to `log`, a file's path
 Every rule may have `delay`, in seconds, before anything is done.
 """
 
@@ -142,8 +143,12 @@ class FaultApp:
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         scope["fault.transport"].close()
 
+    async def do_die(self, rule: dict[str, Any], scope: Any, receive: Any, send: Any) -> None:
+        Path(rule["log"]).write_text(json.dumps(self.requests))
+        os._exit(1)
 
-def main(address_file: Path) -> None:
+
+def main(address_file: Path, port: int = 0) -> None:
     """Serves until SIGTERM, or until the parent is gone."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -165,7 +170,7 @@ def main(address_file: Path) -> None:
         await uvicorn.Server(config).serve(sockets=[listening])
         watch.cancel()
 
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listening = socket.create_server(("127.0.0.1", port), backlog=1024)
     # asyncio does this for sockets that it makes itself; without it each answer waits 40 ms for the client's kernel.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(FaultApp(), http=Protocol, lifespan="off", log_level="critical", backlog=1024)
@@ -177,18 +182,23 @@ def main(address_file: Path) -> None:
 
 
 class FaultServer:
-    """Starts the process, writes its script and reads its log; a context manager."""
+    """Starts the process, at a port where one is given, writes its script and reads its log; a context manager."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory()
         address = Path(self._folder.name) / "address"
-        self.process = subprocess.Popen([sys.executable, __file__, str(address)], stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(address), str(self.port)], stdin=subprocess.DEVNULL
+        )
         while not address.exists():
             if self.process.poll() is not None:
                 raise RuntimeError(f"the fault server ended with code {self.process.returncode}")
             time.sleep(0.02)
         self.root = address.read_text()
-        self.url = f"{self.root}/v1"
+        self.port, self.url = int(self.root.rpartition(":")[2]), f"{self.root}/v1"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,4 +227,4 @@ class FaultServer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
