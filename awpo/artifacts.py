@@ -45,7 +45,12 @@ def is_worker_file(name: str) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    return name == PREVIOUS or is_worker_file(name)
+    return name == PREVIOUS or is_worker_file(_meant(name))
+
+
+def _meant(name: str) -> str:
+    """The file that a temporary one of `whole_file` was to become; another name as it is."""
+    return re.sub(r"^\.(.+)\.\d+\.tmp$", r"\1", name)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -153,7 +158,9 @@ def read_manifest(folder: Path) -> Manifest | None:
                 "go on with that version, or give another folder"
             )
         manifest = Manifest(**{name: raw[name] for name in Manifest.__dataclass_fields__})
-        if not all(isinstance(part, dict) for part in (manifest.inputs, manifest.config, manifest.outputs, manifest.counts)):
+        if not all(
+            isinstance(part, dict) for part in (manifest.inputs, manifest.config, manifest.outputs, manifest.counts)
+        ):
             raise TypeError("inputs, config, outputs and counts must be mappings")
         return manifest
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -295,6 +302,9 @@ def open_stage(
 def _begin(stage: Stage, growing: Sequence[str], former: str) -> None:
     """Keeps what the stage goes on from, clears away what it replaces, and marks the folder as being worked on."""
     folder, known = stage.folder, read_manifest(stage.folder)
+    for path in folder.iterdir():  # of a process that was killed while it wrote its mark
+        if path.name != IN_PROGRESS and _meant(path.name) == IN_PROGRESS:
+            path.unlink()
     if known and known.stage != stage.manifest.stage:
         raise UserError(f"{folder} holds the result of another stage, {known.stage!r}; choose another folder")
     mark = Mark.read(folder / IN_PROGRESS)
@@ -328,8 +338,8 @@ def _remove(path: Path) -> None:
 
 def _take_back(folder: Path, made: bool) -> None:
     """Undoes a failed attempt, unless it left hidden files: those are what a later attempt goes on from."""
-    hidden = {path.name for path in folder.iterdir() if path.name.startswith(".")}
-    if hidden - {IN_PROGRESS, PREVIOUS}:
+    hidden = {path.name for path in folder.iterdir() if path.name.startswith(".") and not _is_kept(path.name)}
+    if hidden - {IN_PROGRESS}:
         return
     for path in folder.iterdir():
         if not _is_kept(path.name):

@@ -1,5 +1,8 @@
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,3 +277,23 @@ def test_unfinished_work_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -
     with open_stage(tmp_path, "example", {"data": "1"}, {"b": 1}, former="0123456789abcdef") as stage:
         assert stage.resumed
         assert (tmp_path / "part.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "what", ["open_stage(folder, 'example', {}, {}).__enter__()", "write_atomically(folder / 'job.json', '{}')"]
+)
+def test_a_process_killed_while_it_writes_its_first_file_leaves_nothing_in_the_way(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "stage"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from awpo.artifacts import open_stage, write_atomically\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"folder = Path(sys.argv[1]); {what}\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -signal.SIGKILL
+    assert [path.suffix for path in folder.iterdir()] == [".tmp"]
+    with pytest.raises(UserError, match="mend it"), open_stage(folder, "example", {}, {}):
+        raise UserError("mend it")
+    with open_stage(folder, "example", {}, {}) as stage:
+        (folder / "text.txt").write_text("x")
+        stage.finish()
+    assert list(stage.manifest.outputs) == ["text.txt"]
