@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +105,76 @@ def test_a_locked_folder_is_found(checks: Any, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert checks.locked([tmp_path / "held"]) == []
+
+
+@pytest.fixture
+def servers(checks: Any, tmp_path: Path) -> Any:
+    """Not started: each test says what there is."""
+    return importlib.import_module("soak_servers").Servers(tmp_path)
+
+
+@pytest.mark.parametrize("deed", ["kill", "end", "stop"])
+def test_a_service_that_is_taken_away_comes_back(servers: Any, deed: str, tmp_path: Path) -> None:
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    service = importlib.import_module("soak_servers").Service("MLflow", sleeper, dict(os.environ), tmp_path / "log")
+    servers.services = {"MLflow": service}
+    service.start()
+    try:
+        first = service.process
+        assert servers.come_back() == []
+        assert service.process is first
+        servers.take_away("MLflow", deed, 600.0)
+        if deed == "end":
+            first.wait(60)
+        assert servers.come_back() == []
+        assert "MLflow" in servers.away, "it is not time yet"
+        while deed == "stop" and Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.1)
+        assert servers.come_back(all_of_them=True) == []
+        assert servers.away == {}
+        assert (service.process is first) == (deed == "stop")
+        assert service.process.poll() is None
+        assert len(service.lives) == (1 if deed == "stop" else 2)
+        service.process.kill()
+        service.process.wait()
+        assert servers.come_back() == ["MLflow ended by itself, with code -9"]
+        assert service.process.poll() is None
+    finally:
+        service.process.kill()
+        service.process.wait()
+
+
+def test_an_attempt_whose_beginning_was_not_answered_is_begun_once(servers: Any, tmp_path: Path) -> None:
+    """Prefect made the run, and was killed before it said so; meanwhile the attempt before is not counted again."""
+    made: dict[str, str] = {}
+    asked: list[str] = []
+
+    class Prefect(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            key = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["idempotency_key"]
+            asked.append(key)
+            made.setdefault(key, f"run-{len(made)}")
+            self.answer(500 if asked.count(key) == 1 else 200, {"id": made[key]})
+
+        def do_GET(self) -> None:
+            self.answer(200, {"id": self.path, "state_type": "CRASHED", "state": {"message": "gone"}})
+
+        def answer(self, status: int, body: dict[str, Any]) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    module = importlib.import_module("soak")
+    with HTTPServer(("127.0.0.1", 0), Prefect) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.prefect, servers.deployments = f"http://127.0.0.1:{server.server_port}", {"train": "one"}
+        soak = module.Soak(servers, tmp_path / "out.jsonl", 0)
+        pipeline = module.Pipeline(0, tmp_path / "out")
+        for _ in range(4):  # not answered; begun; ended, and not begun again; begun again
+            assert soak.go_on([pipeline], {}) == []
+        soak.go_on([pipeline], {})
+        server.shutdown()
+    assert pipeline.flow_runs == ["run-0", "run-1"]
+    assert soak.ends == {"CRASHED": 1}
