@@ -1,6 +1,7 @@
 """Faults that others reported of systems like this one, and the tests that show how this one behaves instead.
 
-The references say where they were reported. Each test named here must exist; that it passes is its own business.
+The references say where they were reported, and stand in the docstrings of the tests; what was reported nowhere in
+particular stands there in words. Each test named here must exist; that it passes is its own business.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ TESTS = Path(__file__).parent
 ADVANTAGES, POLICY, RESUME = "awpo/test_advantages.py", "awpo/training/test_policy.py", "awpo/training/test_resume.py"
 LAYOUT, SHARDING, VLLM = ("awpo/training/test_batch_layout.py", "awpo/training/test_sharding.py", "awpo/training/test_vllm.py")  # fmt: skip
 ROLLOUTS, WATCH = "awpo/training/test_vllm_rollouts.py", "awpo/training/test_rollout_watch.py"
+ENDPOINT = "awpo/test_endpoint.py"
 FAULTS, JUDGE, AVERAGES = "awpo/test_judge_faults.py", "awpo/test_judge.py", "evaluation/bfcl/test_averages.py"
 TRACKING, SLOTS, SERVERS = "tasks/test_tracking.py", "tasks/test_slots.py", "integration/test_servers.py"
 
@@ -30,8 +32,12 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         (ADVANTAGES, "test_an_invalid_rollout_is_in_no_statistic"),
     ),
     "trl#6365, trl#7068: groups without variance in the denominator": (
-        ("awpo/training/test_against_trl.py", "test_where_trl_differs_a_group_without_variance"),
+        (LAYOUT, "test_a_group_without_variance_counts_in_the_denominator_and_pushes_nothing"),
         (ADVANTAGES, "test_metrics_are_over_the_counted_groups"),
+        (
+            "awpo/training/test_dynamic_sampling.py",
+            "test_groups_without_variance_are_replaced_in_order_and_others_kept",
+        ),
     ),
     "trl#5619, trl#6024, ms-swift#10116: the normaliser depends on the micro-batch": (
         (LAYOUT, "test_the_gradient_does_not_depend_on_the_micro_batch"),
@@ -41,7 +47,10 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         ("awpo/training/test_known_faults.py", "test_dynamic_sampling_ends_with_a_warning_and_the_batch_as_it_is"),
         ("awpo/training/test_dynamic_sampling.py", "test_nothing_useful_drawn_changes_nothing"),
     ),
-    "ms-swift#10148: a reward that is constant by a bug": ((WATCH, "test_a_resumed_run_remembers"),),
+    "ms-swift#10148: a reward that is constant by a bug": (
+        (WATCH, "test_a_reward_without_variance_is_told_once_by_its_name"),
+        (WATCH, "test_a_resumed_run_remembers"),
+    ),
     # Rollout, templates, masks
     "verl#6854: the template strips earlier thoughts": (
         (
@@ -51,8 +60,7 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         ("awpo/training/test_whole_prompt.py", "test_the_target_follows_the_prompt_as_the_template_would_have_it"),
     ),
     "trl#5224, rllm#272: decoding and tokenising again drifts": (
-        (VLLM, "test_completions_follow_their_seeds_and_end_where_the_trainer_says"),
-        (POLICY, "test_log_probabilities_and_gradients_are_those_of_trl"),
+        ("awpo/training/test_known_faults.py", "test_the_tokens_that_were_drawn_are_trained_on"),
     ),
     "trl#4975, NeMo-RL#2176: tool results are trained on": (
         ("awpo/training/test_sft.py", "test_only_the_target_and_its_end_carry_loss"),
@@ -68,6 +76,7 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         (ROLLOUTS, "test_rollouts_of_another_policy_end_the_run"),
     ),
     "trl#4772, open-instruct#1473: log-probabilities of trainer and rollout drift apart": (
+        (ROLLOUTS, "test_the_correction_by_hand"),
         (ROLLOUTS, "test_rollouts_of_another_policy_end_the_run"),
         (ROLLOUTS, "test_a_difference_that_is_no_number_is_no_agreement"),
     ),
@@ -83,6 +92,9 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "verl#4107, slime#1361: rate limits and time-outs stall a step": (
         (FAULTS, "test_one_deadline_bounds_a_batch_whatever_the_server_asks_for"),
+        (ENDPOINT, "test_never_more_requests_at_once_than_allowed"),
+        (ENDPOINT, "test_pauses_grow_are_random_and_follow_the_seed"),
+        (ENDPOINT, "test_retry_after_holds_back_every_request"),
         ("awpo/test_endpoint_cache.py", "test_no_call_is_made_twice_by_whatever_run"),
     ),
     "a thought that asks for the best score": (
@@ -128,6 +140,7 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         (TRACKING, "test_config_is_an_artifact_and_flat_parameters"),
     ),
     "mlflow#13456: the active run is per thread": (
+        ("test_known_pains.py", "test_no_module_records_into_the_active_run"),
         ("flows/test_sweep.py", "test_every_stage_is_a_run_under_one_parent_with_a_true_status"),
         ("flows/test_at_once.py", "test_two_pipelines_at_once_end_clean_and_share_the_slots"),
     ),
@@ -153,27 +166,32 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         ("flows/test_cells.py", "test_ten_queued_cells_with_two_slots_never_compute_three_at_a_time"),
     ),
     "prefect#18934: database is locked": (
+        ("test_known_pains.py", "test_the_docs_say_when_to_leave_sqlite"),
         ("flows/test_at_once.py", "test_two_pipelines_at_once_end_clean_and_share_the_slots"),
     ),
 }
 
 
 @functools.cache
-def names_in(file: str) -> frozenset[str]:
-    """The names of a file's tests, those of its classes, too."""
+def docstrings_in(file: str) -> dict[str, str]:
+    """The names of a file's tests, those of its classes, too, with their docstrings as one line."""
     tree = ast.parse((TESTS / file).read_text("utf-8"))
-    return frozenset(
-        node.name
+    return {
+        node.name: " ".join((ast.get_docstring(node) or "").split())
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
-    )
+    }
 
 
 @pytest.mark.parametrize("reported", COVERED)
 def test_what_others_ran_into_has_a_test(reported: str) -> None:
     assert COVERED[reported]
     for file, name in COVERED[reported]:
-        assert name in names_in(file), f"{file} has no {name}"
+        assert name in docstrings_in(file), f"{file} has no {name}"
+    said = " ".join(docstrings_in(file)[name] for file, name in COVERED[reported])
+    head = reported.partition(":")[0]
+    for reference in head.split(", ") if "#" in head else (f"Reported by others: {reported}",):
+        assert reference in said, f"no docstring of these tests names {reference}"
 
 
 def test_every_reference_is_covered() -> None:
@@ -181,3 +199,26 @@ def test_every_reference_is_covered() -> None:
     references = [part for reported in COVERED for part in reported.partition(":")[0].split(", ") if "#" in part]
     assert len(COVERED) == 31
     assert len(set(references)) == len(references)
+
+
+def test_no_module_records_into_the_active_run() -> None:
+    """MLflow's active run is one per thread (mlflow#13456): runs are addressed by id, through a client."""
+    calls = [
+        f"{path.relative_to(TESTS.parent)}: mlflow.{node.func.attr}"
+        for package in ("awpo", "evaluation", "tasks", "flows")
+        for path in (TESTS.parent / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "mlflow"
+        and node.func.attr.startswith(("start_run", "end_run", "active_run", "log_", "set_tag", "autolog"))
+    ]
+    assert calls == []
+
+
+def test_the_docs_say_when_to_leave_sqlite() -> None:
+    """SQLite's one lock is what "database is locked" comes of (prefect#18934)."""
+    text = (TESTS.parent / "docs" / "operations.md").read_text("utf-8")
+    [row] = [line for line in text.splitlines() if line.startswith("| `database is locked`")]
+    assert "Postgres: `awpo migrate`" in row

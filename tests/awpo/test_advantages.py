@@ -149,6 +149,7 @@ def test_a_lone_valid_rollout(name, std):
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_failed_judgement_leaves_the_outcome_alone(name):
+    """Reported by others: a parse failure is scored 0."""
     failed = run(name, [[4, -2, 1, 1]], [[0.1, NAN, 0.9, 0.4]])
     # an outcome alone: a judge that says nothing
     silent = run(name, [[4, -2, 1, 1]], [[0, 0, 0, 0]])
@@ -261,6 +262,7 @@ def test_normalise_reads_nothing_of_an_invalid_rollout():
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_invalid_rollout_is_in_no_statistic(name):
+    """trl#5773: one valid reward makes a NaN std."""
     whole = run(name, [[4, -2, 1], [2, 0, -1]], [[0.1, 0.2, 0.9], [2, 1, 3]])
     # what stands at the invalid rollouts does not matter: outside the range, infinite, not a number
     padded = run(
@@ -572,6 +574,7 @@ def test_format_and_correct_given_apart_are_the_outcome(name):
 
 
 def test_metrics_are_over_the_counted_groups():
+    """trl#6365, trl#7068: groups without variance in the denominator."""
     result = run(
         "awpo",
         [[4, -2, 1, 1], [4, 4, 4, 4], [4, -2, 1, 1], [0, 0, 0, 0]],

@@ -267,6 +267,7 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_call_that_cannot_be_read_is_told_with_its_place(name: str, closed: bool) -> None:
+    """vllm#19056: malformed JSON raises inside a parser."""
     before = "<think>t</think>\n<tool_call>"
     completion = parse_completion(before + MALFORMED[name] + ("</tool_call>" if closed else ""))
     assert completion.calls_malformed
@@ -345,6 +346,7 @@ FRAGMENTS = [
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)))
 def test_it_never_raises_and_what_it_gives_can_be_stored(text: str) -> None:
+    """vllm#19056: malformed JSON raises inside a parser."""
     completion = parse_completion(text)
     for name, arguments in ((call.name, call.arguments) for call in completion.tool_calls):
         json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode("utf-8")

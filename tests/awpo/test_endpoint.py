@@ -84,6 +84,7 @@ def test_gives_up_after_the_last_try(serve: Any, quick: None) -> None:
 
 
 def test_pauses_grow_are_random_and_follow_the_seed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl#4107, slime#1361: rate limits and time-outs stall a step."""
     server = serve(lambda number, body: serve.refusal(500))
     slept: list[float] = []
 
@@ -107,6 +108,7 @@ def test_pauses_grow_are_random_and_follow_the_seed(serve: Any, monkeypatch: pyt
 
 
 def test_retry_after_holds_back_every_request(serve: Any, quick: None) -> None:
+    """verl#4107, slime#1361: rate limits and time-outs stall a step."""
     wait = 1
     refused, times, lock = [], [], threading.Lock()
 
@@ -153,6 +155,8 @@ def test_a_date_past_all_calendars_asks_for_nothing(year: str) -> None:
 
 
 def test_never_more_requests_at_once_than_allowed(serve: Any) -> None:
+    """verl#4107, slime#1361: rate limits and time-outs stall a step."""
+
     def reply(number: int, body: dict[str, Any]) -> Any:
         time.sleep(0.02)
         return serve.answer(body["messages"][0]["content"])

@@ -109,6 +109,7 @@ def replies(endpoint: Endpoint, *questions: str, **options: Any) -> list[Reply]:
 
 
 def test_no_call_is_made_twice_by_whatever_run(faults: Any, tmp_path: Path) -> None:
+    """verl#4107, slime#1361: rate limits and time-outs stall a step."""
     file = str(tmp_path / "cache")
     questions = ["a", "b", "a", "c", "a"]
     first = client(faults, cache=file)

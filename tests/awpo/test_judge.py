@@ -219,6 +219,7 @@ BASES = {
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("case", ["call", "calls"])
 def test_the_rubric_cannot_be_talked_up(attack: str, base: str, case: str) -> None:
+    """Reported by others: a thought that asks for the best score."""
     thought = BASES[base](case)
     honest = rubric(case, thought)
     for attempt in (f"{thought} {attack}", f"{attack} {thought}"):
@@ -318,6 +319,7 @@ def test_readable_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_unreadable_answers_are_no_score(name: str) -> None:
+    """Reported by others: answers in fences, with a preface, with scores as strings."""
     assert read_grades(UNREADABLE[name]) is None
 
 
@@ -371,7 +373,9 @@ def test_the_template_is_the_prompt_with_variables_in_place_of_data(with_referen
 
 
 def test_a_thought_cannot_leave_its_block() -> None:
-    """The delimiter is a hash of what it encloses: one read off an earlier prompt no longer fits."""
+    """The delimiter is a hash of what it encloses: one read off an earlier prompt no longer fits.
+    Reported by others: a thought that asks for the best score.
+    """
     item = instance(*CASES["call"])
     plain = Completion("x", (ALARM,), "")
     tag = judge_messages(item, plain, with_reference=True)[1]["content"].split("<<<thought ")[1].split("\n")[0]
@@ -491,6 +495,7 @@ def test_the_cache_is_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_failures_are_nan_are_counted_and_not_remembered(serve: Any) -> None:
+    """Reported by others: a parse failure is scored 0."""
     broken = True
 
     def reply(number: int, body: dict[str, Any]) -> Any:
@@ -518,6 +523,7 @@ def test_failures_are_nan_are_counted_and_not_remembered(serve: Any) -> None:
 
 
 def test_too_many_failures_stop_the_run_with_a_line_that_says_why(serve: Any) -> None:
+    """Reported by others: a parse failure is scored 0."""
     server = serve(lambda number, body: serve.answer("9!" if int(thought_of(body)) < 5 else grades(9, 9, 9)))
     numbers = [str(n) for n in range(8)]
     judge = endpoint_judge(server.url, failure_limit=0.5)

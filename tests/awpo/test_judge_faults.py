@@ -67,6 +67,7 @@ READABLE = {
 def test_json_in_code_fences_with_a_preface_with_trailing_text_with_scores_as_strings_is_read(
     faults: Any, form: str
 ) -> None:
+    """Reported by others: answers in fences, with a preface, with scores as strings."""
     faults.script(default={"do": "answer", "text": READABLE[form]})
     assert score(judge_of(faults), "I think") == pytest.approx([0.6])
 

@@ -149,6 +149,7 @@ def test_what_was_not_run_says_so(tmp_path: Path) -> None:
 
 
 def test_bfcl_shows_items_and_empty_outputs_and_never_a_zero_for_what_is_missing(tmp_path: Path) -> None:
+    """Reported by others: a silent model scores on irrelevance."""
     some = run("some", "sft")
     found = [bfcl("irrelevance", missing=3), bfcl("simple", checker_failures=2), bfcl("multiple")]
     some = replace(some, scores=[*some.scores, *found, *summary_rows(found)])

@@ -130,6 +130,7 @@ def most_at_once(folder: Path) -> int:
 
 
 def test_two_pipelines_at_once_end_clean_and_share_the_slots(machine: Machine) -> None:
+    """mlflow#13456: the active run is per thread (prefect#18934)."""
     # As `awpo serve` leaves a server; two commands that both find none of them make them at once, which the server logs.
     for name, limit in (("gpu", 2), ("judge-api", 4)):
         machine.ask("v2/concurrency_limits/", {"name": name, "limit": limit})

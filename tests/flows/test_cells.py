@@ -140,6 +140,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 
 def test_ten_queued_cells_with_two_slots_never_compute_three_at_a_time(swept: Swept) -> None:
+    """prefect#17415: slots are lost."""
     intervals = times(swept.out)
     assert len(intervals) == 2 * (2 + 2 + 2 * len(METHODS))
     assert most_at_once(intervals) == SLOTS
@@ -171,6 +172,7 @@ def test_waiting_is_told_in_the_log_of_the_cell(swept: Swept) -> None:
 
 
 def test_running_it_again_does_only_what_is_missing(swept: Swept) -> None:
+    """prefect#9814: a retry does everything again."""
     assert swept.again.is_completed(), swept.again.message
     assert {run.state.name for run in swept.children_again.values()} == {"Completed"}
     assert swept.children_again.keys() == TITLES

@@ -82,6 +82,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 
 def test_a_failed_cell_is_told_and_does_not_end_the_others(swept: Swept) -> None:
+    """prefect#16373: Completed though a task failed."""
     assert swept.state.is_failed()
     assert "2 of 5 failed" in swept.state.message
     assert "start · broken · seed 0: " in swept.state.message
@@ -105,6 +106,7 @@ def test_summary_rows_have_the_agreed_keys(swept: Swept) -> None:
 
 
 def test_every_stage_is_a_run_under_one_parent_with_a_true_status(swept: Swept) -> None:
+    """mlflow#13456: the active run is per thread."""
     runs = {run.info.run_name: run for run in swept.runs()}
     parent = runs.pop("sweep out")
     assert parent.info.status == "FAILED"

@@ -20,8 +20,8 @@ from soak_watch import processes_of
 from awpo.artifacts import file_hash
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-LEASE_SECONDS = 180.0
-"""A slot of a killed process comes back a minute after its last renewal, when the server next looks."""
+LEASE_SECONDS = 420.0
+"""A slot of a killed process comes back a minute after its last renewal, that of a deployment's limit after five."""
 
 
 def result_of(out: Path) -> dict[str, Any]:

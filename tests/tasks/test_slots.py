@@ -62,6 +62,8 @@ def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def test_slots_are_held_for_the_block_and_given_back_after_an_error(server: None) -> None:
+    """prefect#17415: slots are lost."""
+
     def work() -> None:
         with slots({"two": 1}):
             assert taken("two") == 1
@@ -173,6 +175,7 @@ hold()
 def test_a_killed_process_gives_its_slot_back_even_past_a_restart_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """prefect#17415: slots are lost."""
     from flows.prefect_server import temporary_server
 
     monkeypatch.setenv("AWPO_RUNS", str(tmp_path / "runs"))

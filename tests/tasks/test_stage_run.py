@@ -101,6 +101,7 @@ def test_a_stage_tells_its_run_everything(tracking: Tracking, tmp_path: Path, wo
 
 
 def test_finished_work_starts_no_process_and_makes_no_run(tracking: Tracking, tmp_path: Path, worker: str) -> None:
+    """prefect#9814: a retry does everything again."""
     work = work_in(tmp_path, steps=3)
     first = attempt(work, tracking, worker)
     again = attempt(work, tracking, worker)

@@ -130,6 +130,7 @@ def test_a_deleted_experiment_is_taken_up_again(tracking: Tracking) -> None:
 
 
 def test_parameters_of_any_length_and_number(tracking: Tracking, tmp_path: Path) -> None:
+    """mlflow#6183, mlflow#7046: long parameters, changed on resume."""
     run = begin(tracking, tmp_path / "s")
     values = {f"key.{number}": number for number in range(250)} | {"long": "x" * 20_000, "nested": {"a": [1, 2]}}
     run.parameters({**values, "method": "awpo", "seed": 3})
@@ -146,6 +147,7 @@ def test_shortened_values_stay_different() -> None:
 
 
 def test_a_parameter_that_stands_is_not_changed_on_resume(tracking: Tracking, tmp_path: Path) -> None:
+    """mlflow#6183, mlflow#7046: long parameters, changed on resume."""
     run = begin(tracking, tmp_path / "s")
     run.parameters({"a": 1})
     run.parameters({"a": 2, "b": 3})  # MLflow itself would raise
@@ -153,6 +155,7 @@ def test_a_parameter_that_stands_is_not_changed_on_resume(tracking: Tracking, tm
 
 
 def test_config_is_an_artifact_and_flat_parameters(tracking: Tracking, tmp_path: Path) -> None:
+    """mlflow#6183, mlflow#7046: long parameters, changed on resume."""
     run = begin(tracking, tmp_path / "s")
     config = {"policy": {"steps": 4, "judge": {"kind": "rubric"}}, "path": tmp_path}
     run.config(config)
@@ -331,6 +334,7 @@ class TestStatusIsTrue:
     def test_after_every_way_to_end(
         self, ending: BaseException | None, status: str, tracking: Tracking, tmp_path: Path
     ) -> None:
+        """SkyRL#1516: a run's status is not true."""
         run = begin(tracking, tmp_path / "s")
         with pytest.raises(type(ending)) if ending else nullcontext() as raised:
             with ended_truly(run):
@@ -352,6 +356,7 @@ class TestStatusIsTrue:
                 raise RuntimeError("the real reason")
 
     def test_after_a_kill_without_a_word(self, tracking: Tracking, tmp_path: Path) -> None:
+        """SkyRL#1516: a run's status is not true."""
         script = (
             "import os, signal\n"
             "from pathlib import Path\n"

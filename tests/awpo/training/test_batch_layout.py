@@ -180,9 +180,25 @@ def two_processes(tiny_model: Path, instances: Path, batch: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_a_group_without_variance_counts_in_the_denominator_and_pushes_nothing(
+    loss: str, tiny_model: Path, instances: Path, batch: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its rows are those of the batch, whatever else is done with them (trl#6365, trl#7068); the method's key
+    `dynamic_sampling_rounds` draws others in their place."""
+    flat = {**batch, "advantages": batch["advantages"].clone()}
+    flat["advantages"][:GROUP] = 0
+    expected = gradient_by_hand(loss, flat, tiny_model)
+    for micro in (16, 2):
+        found = gradient_of_step(loss, micro, flat, tiny_model, instances, tmp_path / str(micro))
+        assert relative(found, expected) < 1e-6
+    assert get_method("grpo").dynamic_sampling_rounds == 0 < get_method("dapo").dynamic_sampling_rounds
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_does_not_depend_on_the_micro_batch(
     loss: str, tiny_model: Path, instances: Path, batch: dict[str, Any], tmp_path: Path
 ) -> None:
+    """trl#5619, trl#6024, ms-swift#10116: the normaliser depends on the micro-batch."""
     expected = gradient_by_hand(loss, batch, tiny_model)
     for micro in (16, 8, 4, 2):
         found = gradient_of_step(loss, micro, batch, tiny_model, instances, tmp_path)
@@ -194,6 +210,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(
 def test_the_gradient_does_not_depend_on_the_number_of_processes(
     loss: str, two_processes: Path, batch: dict[str, Any], tiny_model: Path
 ) -> None:
+    """trl#5619, trl#6024, ms-swift#10116: the normaliser depends on the micro-batch."""
     expected = gradient_by_hand(loss, batch, tiny_model)
     found = torch.load(two_processes / "gradients.pt", weights_only=True)
     for micro in (8, 2):

@@ -31,6 +31,7 @@ def batch(advantages: list[float], width: int, first: int) -> dict:
 
 
 def test_groups_without_variance_are_replaced_in_order_and_others_kept() -> None:
+    """trl#6365, trl#7068: groups without variance in the denominator."""
     old = batch([1.0, -1.0, 0.0, 0.0, 0.0, 0.0], width=2, first=100)
     new = batch([0.0, 0.0, 2.0, -2.0, 0.0, 0.0], width=3, first=200)
     assert varying_groups(old, 2).tolist() == [True, False, False]
@@ -53,6 +54,7 @@ def test_groups_without_variance_are_replaced_in_order_and_others_kept() -> None
 
 
 def test_nothing_useful_drawn_changes_nothing() -> None:
+    """DAPO#22, AReaL#450: dynamic sampling without end."""
     old = batch([0.0, 0.0, 1.0, -1.0], width=2, first=100)
     new = batch([0.0] * 4, width=2, first=200)
     merged = replace_groups(old, new, 2, pad_id=7)

@@ -400,6 +400,7 @@ def test_rewards_that_vary_change_the_weights(trainer: PolicyTrainer) -> None:
 
 
 def test_a_checkpoint_half_written_is_not_resumed_from(tmp_path: Path) -> None:
+    """Reported by others: a checkpoint half written."""
     from awpo.training.checkpoints import WHOLE, last_whole_checkpoint
 
     for step, whole in ((2, True), (10, True), (12, False)):

@@ -95,7 +95,9 @@ def test_a_run_interrupted_after_every_step_ends_as_one_that_was_not(
     tiny_model: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run that dies after step 1, resumes, dies after step 2, and so on: a resumption at each step is exact, in
-    the middle of a rollout batch, at its boundary, and in the second epoch."""
+    the middle of a rollout batch, at its boundary, and in the second epoch.
+    accelerate#2016, trl#5911: a resumed run repeats or skips data.
+    """
     train_policy(str(tiny_model), few, tmp_path / "whole", CONFIG)
     generated: list[int] = []
     roll_out = PolicyTrainer._roll_out
@@ -160,7 +162,9 @@ def start_worker(model: Path, instances: Path, out: Path, config: PolicyConfig) 
 @pytest.mark.slow
 def test_a_worker_killed_by_the_system_ends_as_one_that_was_not(tiny_model: Path, few: Path, tmp_path: Path) -> None:
     """SIGKILL as soon as a step's metrics are in the file, wherever the process then is: in the middle of writing a
-    checkpoint, perhaps."""
+    checkpoint, perhaps.
+    accelerate#2016, trl#5911: a resumed run repeats or skips data.
+    """
     # Long completions, so that a step lasts longer than it takes to see it.
     config = CONFIG.model_copy(update={"max_completion_length": 40})
     train_policy(str(tiny_model), few, tmp_path / "whole", config)

@@ -84,7 +84,28 @@ def test_groups_that_are_solved_say_nothing_of_the_gate() -> None:
     assert "open in 100.0%" in said[0]
 
 
+def test_a_reward_without_variance_is_told_once_by_its_name() -> None:
+    """A reward that is constant by a bug goes unnoticed (ms-swift#10148)."""
+    watched, said = watch("grpo")
+    for _ in range(20):
+        watched.see(VARYING, estimate([1.0] * 4))
+    assert said == []
+    constant = {**VARYING, "outcome": torch.full((2,), 0.5)}
+    for batch in range(20):
+        watched.see(constant, estimate([1.0] * 4))
+        assert len(said) == (batch >= 4)
+    assert "reward 'outcome' has had no variance at all for 5 rollout batches" in said[0]
+
+
+def test_one_batch_that_varies_starts_the_count_anew() -> None:
+    watched, said = watch("grpo")
+    for batch in range(24):
+        watched.see({**VARYING, "outcome": torch.tensor([0.0, float(batch % 5 == 4)])}, estimate([1.0] * 4))
+    assert said == []
+
+
 def test_a_resumed_run_remembers() -> None:
+    """ms-swift#10148: a reward that is constant by a bug."""
     watched, _ = watch("awpo")
     for _ in range(4):
         watched.see({**VARYING, "outcome": torch.ones(2)}, estimate([1.0] * 4))

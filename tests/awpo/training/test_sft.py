@@ -30,6 +30,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_only_the_target_and_its_end_carry_loss(tiny_model: Path, instances: Path) -> None:
+    """trl#4975, NeMo-RL#2176: tool results are trained on."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     instance = read_instances(instances, {"train"})[0]
     (row,) = Demonstrations(tokenizer, [instance], 2000).rows

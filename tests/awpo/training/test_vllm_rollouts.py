@@ -276,7 +276,9 @@ def shifted_trainer(
 
 @pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_the_correction_by_hand(correction: str, tiny_model: Path, instances: Path, tmp_path: Path) -> None:
-    """Weights are trained / told probability; a loss is that of TRL's without vLLM times them, token by token."""
+    """Weights are trained / told probability; a loss is that of TRL's without vLLM times them, token by token.
+    trl#4772, open-instruct#1473: log-probabilities of trainer and rollout drift apart.
+    """
     shifts = 0.3 * torch.randn((16, 12), generator=torch.Generator().manual_seed(1))
     asked = config(**SERVER, correction=correction, correction_limit=1.25, largest_difference=9)
     trainer = shifted_trainer(tiny_model, instances, tmp_path, asked, shifts)
@@ -310,12 +312,14 @@ def test_the_correction_by_hand(correction: str, tiny_model: Path, instances: Pa
 
 
 def test_rollouts_of_another_policy_end_the_run(tiny_model: Path, instances: Path, tmp_path: Path) -> None:
+    """vllm#9744, vllm#29341: stale cache or weights after an update (trl#4772, open-instruct#1473)."""
     trainer = shifted_trainer(tiny_model, instances, tmp_path, config(**SERVER), torch.full((16, 12), 0.002))
     with pytest.raises(UserError, match=r"differ from the trainer's by 0\.002 in the mean, more than .* = 0\.001"):
         trainer._generate_and_score_completions([dict(trainer.train_dataset[i // 4]) for i in range(16)])
 
 
 def test_a_difference_that_is_no_number_is_no_agreement() -> None:
+    """trl#4772, open-instruct#1473: log-probabilities of trainer and rollout drift apart."""
     refuse_stale(9e-4, config(**SERVER), "they")
     refuse_stale(0.04, config(**SERVER, largest_difference=0.05), "they")
     for difference in (2e-3, float("nan")):

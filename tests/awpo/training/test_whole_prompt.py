@@ -140,6 +140,7 @@ def tools_in(prompt: str) -> list[Any]:
 
 
 def test_fine_tuning_rollouts_and_evaluation_see_the_same_prompt_with_every_tool_whole(checkpoint: Path) -> None:
+    """verl#6854: the template strips earlier thoughts."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     demonstrations = Demonstrations(tokenizer, INSTANCES, 100_000)
     tuned = [row["input_ids"][: row["labels"].count(IGNORED)] for row in demonstrations.rows]
@@ -186,7 +187,7 @@ def test_rewards_see_the_tags(checkpoint: Path, special: bool, monkeypatch: pyte
 
 
 def test_the_target_follows_the_prompt_as_the_template_would_have_it(checkpoint: Path) -> None:
-    """Prompt and target tokenised apart give the ids of the whole conversation tokenised at once."""
+    """Prompt and target tokenised apart give the ids of the whole conversation tokenised at once (verl#6854)."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     thinking = "enable_thinking" in tokenizer.chat_template
     rows = Demonstrations(tokenizer, INSTANCES, 100_000, rationales=thinking).rows

@@ -49,6 +49,7 @@ def test_the_questions_are_the_files_own_words(shared_data: Path) -> None:
 
 
 def test_one_answer_gets_both_verdicts(shared_data: Path, answering: Callable[..., Any]) -> None:
+    """Reported by others: API-Bank's protocols differ."""
     items = read_level(TOOLRL, 3, shared_data)[:4]
     extra = '\n{"name": "Other", "parameters": {}}\n</tool_call>'
     texts = {item.question.hash: reference_text(TOOLRL, item) for item in items}

@@ -42,6 +42,7 @@ def drawn(version: Version, seed: int) -> tuple[dict[str, float], dict[str, int]
 def test_they_are_the_official_scripts_to_the_last_digit(
     official: Callable[[str], Any], official_script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:
+    """gorilla#827: which averages are weighted."""
     helper = official("eval_checker.eval_runner_helper")
     accuracy, sizes = drawn(V3, seed)
     table = {name: {"accuracy": accuracy[name], "total_count": sizes[name]} for name in V3.categories}
@@ -123,6 +124,7 @@ def test_weights_give_the_value(version: Version) -> None:
 
 
 def test_the_overall_average_needs_every_category() -> None:
+    """gorilla#827: which averages are weighted."""
     assert sorted(BY_NAME[OVERALL].categories) == sorted(V3.categories)
     assert BY_NAME["Multi Turn Acc"].categories == MULTI_TURN
     assert sorted([*BY_NAME_V4[OVERALL].categories, "live_relevance"]) == sorted(V4.categories)

@@ -50,6 +50,7 @@ def test_parallel_calls_in_any_order_are_correct(answering: Callable[..., Any]) 
 
 @needs_package
 def test_a_silent_model_scores_on_irrelevance_and_the_row_shows_why(answering: Callable[..., Any]) -> None:
+    """Reported by others: a silent model scores on irrelevance."""
     items = read_category("irrelevance")[:5]
     _, (silent,) = evaluate_category(answering(lambda i, s: ""), items, EvaluationConfig(), available=240)
     _, (talking,) = evaluate_category(answering(lambda i, s: "I cannot."), items, EvaluationConfig(), available=240)
@@ -214,6 +215,7 @@ def test_live_is_weighted_by_size_even_where_a_slice_was_run() -> None:
 
 
 def test_an_average_with_a_category_missing_is_partial_and_has_no_value() -> None:
+    """gorilla#827: which averages are weighted."""
     accuracy = dict.fromkeys([name for name in V3.categories if not name.startswith("multi_turn_miss")], 1.0)
     found = {row["split"]: row for row in summary_rows(rows(accuracy, java={"partial": True, "missing": 3}))}
     lacking = ["multi_turn_miss_func", "multi_turn_miss_param"]

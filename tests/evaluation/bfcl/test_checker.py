@@ -90,6 +90,7 @@ WRONG = (other_name, extra_argument, missing_arguments, other_scalars, other_typ
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 @pytest.mark.parametrize("category", AST)
 def test_wrong_answers_fail(checker: CheckerProcess, category: str, wrong: Callable[[Calls], Calls]) -> None:
+    """AU-Harness#31: scalars were never checked."""
     passed, tried = set(), 0
     for item in read_category(category)[:60]:
         calls = reference(item)
@@ -158,7 +159,7 @@ def test_the_order_within_a_list_counts(checker: CheckerProcess) -> None:
 def test_verdicts_are_those_of_the_official_function(
     checker: CheckerProcess, official: Callable[[str], Any], category: str, wrong: Callable[[Calls], Calls]
 ) -> None:
-    """Called here, in this process, on the same calls: validity, error type and message."""
+    """Called here, in this process, on the same calls: validity, error type and message (AU-Harness#31)."""
     their_check = official("eval_checker.ast_eval.ast_checker").ast_checker
     for item in read_category(category)[:25]:
         calls = wrong(reference(item))

@@ -38,6 +38,7 @@ CONTRADICTORY = {
 def test_every_reference_of_one_turn_passes_but_those_that_contradict_themselves(
     checker: CheckerProcess, category: str
 ) -> None:
+    """AU-Harness#31: scalars were never checked."""
     verdicts = {item.id: gold_verdict(checker, item) for item in read_category(category)}
     failed = {name: verdict for name, verdict in verdicts.items() if not verdict.valid}
     assert set(failed) == set(CONTRADICTORY) & set(verdicts)
