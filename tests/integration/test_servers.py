@@ -42,6 +42,7 @@ SMALL_TRAINING: dict[str, Any] = {
 
 
 def test_all_deployments_are_registered(serving: Any) -> None:
+    """prefect#16459: zombie runs after a kill."""
     found = serving.ask("deployments/filter", {})
     assert len(found) == 9
     [nightly] = [deployment for deployment in found if deployment["name"] == "nightly-regression"]
@@ -152,6 +153,7 @@ def test_a_training_of_two_processes_is_cancelled_and_taken_up_again(serving: An
 
 
 def test_a_run_whose_process_is_killed_leaves_the_truth_on_both_sides(serving: Any, tmp_path: Path) -> None:
+    """prefect#16459: zombie runs after a kill."""
     out = tmp_path / "killed"
     folder = out / "embedded-1m" / "seed-0" / "awpo"
     [deployment] = serving.ask("deployments/filter", {"deployments": {"name": {"any_": ["train"]}}})
