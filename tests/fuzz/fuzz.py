@@ -53,6 +53,10 @@ def main() -> None:
     with atheris.instrument_imports(include=["awpo", "evaluation", "flows", "tasks", "yaml"]):
         from tests.fuzz.targets import CORPUS, TARGETS
 
+        # What is imported at first use is to be followed, too, and what is made then takes longer than one input may.
+        for seed in sorted((CORPUS / arguments.target).iterdir()):
+            TARGETS[arguments.target](seed.read_bytes())
+
     found = arguments.findings / arguments.target
     found.mkdir(parents=True, exist_ok=True)
     dictionary = arguments.findings / "tokens.txt"
@@ -61,9 +65,6 @@ def main() -> None:
     options = [f"-max_total_time={arguments.seconds}", f"-dict={dictionary}", f"-artifact_prefix={found}/finding-"]
     options += ["-max_len=8192", "-timeout=10", "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=1"]
     inputs = [str(found), str(CORPUS / arguments.target)] if arguments.replay is None else [str(arguments.replay)]
-    # What is made at first use takes longer than one input may.
-    for seed in sorted((CORPUS / arguments.target).iterdir()):
-        TARGETS[arguments.target](seed.read_bytes())
     print(f"{arguments.target}: {arguments.seconds} s from {time.strftime('%X')}", flush=True)
     atheris.Setup([sys.argv[0], *options, *inputs], TARGETS[arguments.target])
     atheris.Fuzz()
