@@ -21,8 +21,9 @@ from prefect.types import SecretDict
 ZOMBIES, FAILURES = "Crash zombie runs", "Tell of failed runs"
 BLOCK = "awpo-failures"
 """Name of the block that keeps the address failures are told to; Prefect stores it encrypted."""
-# Three heartbeats of PREFECT_FLOWS_HEARTBEAT_FREQUENCY (30 s).
-SILENCE = timedelta(seconds=90)
+# Longer than a server without its database is waited for (two minutes), as what says that a run lives is lost meanwhile,
+# and by some heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY, 30 s): the first ones after that were seen to be lost, too.
+SILENCE = timedelta(seconds=240)
 ENDED_BADLY = ("Failed", "Crashed", "TimedOut")
 ENDED = ("Completed", "Cancelled", *ENDED_BADLY)
 RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
@@ -49,7 +50,9 @@ def crash_zombie_runs() -> None:
                 within=SILENCE,
             ),
             actions=[
-                ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat for 90 s: its process is gone"),
+                ChangeFlowRunState(
+                    state=StateType.CRASHED, message=f"No heartbeat for {SILENCE.seconds} s: its process is gone"
+                ),
             ],
         )
     )
