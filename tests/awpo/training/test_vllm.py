@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -260,6 +261,18 @@ def test_a_run_starts_its_server_and_again_when_it_dies(parts: tuple[Path, Path]
     assert [row["rollout/server_restarts"] for row in rows][-1] == 1
     warnings = [row["message"] for row in Tail(tmp_path / "run" / EVENTS) if row["event"] == "warning"]
     assert any(re.search(r"it is started again \(1 of 2\)", message) for message in warnings)
+
+
+def test_trl_takes_the_vllm_of_its_environment() -> None:
+    """Imported by vLLM's Python as on GPUs; TRL warns of a version that it does not take."""
+    code = (
+        "from trl.import_utils import is_vllm_available; assert is_vllm_available(); import vllm; "
+        "from trl.generation.vllm_generation import VLLMGeneration; import awpo.training.sft, awpo.training.policy"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run([vllm_python(), "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "TRL currently supports vLLM" not in done.stderr
 
 
 def test_two_processes_take_the_rollouts_of_one(parts: tuple[Path, Path], tmp_path: Path, url: str) -> None:
