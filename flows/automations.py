@@ -1,4 +1,4 @@
-"""Prefect's automations of this project: a run whose process was killed is marked, and failures are told to people.
+"""Prefect's automations of this project: runs whose process or worker was killed are marked, failures told to people.
 
 Both are made by `awpo setup` and `awpo serve`, and may be called again: what is there is brought up to date.
 """
@@ -18,12 +18,14 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.types import SecretDict
 
-ZOMBIES, FAILURES = "Crash zombie runs", "Tell of failed runs"
+ZOMBIES, LOST, FAILURES = "Crash zombie runs", "Crash lost runs", "Tell of failed runs"
 BLOCK = "awpo-failures"
 """Name of the block that keeps the address failures are told to; Prefect stores it encrypted."""
 # Longer than a server without its database is waited for (two minutes), as what says that a run lives is lost meanwhile,
 # and by some heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY, 30 s): the first ones after that were seen to be lost, too.
 SILENCE = timedelta(seconds=240)
+# Within which a run that a worker has taken must begin; a cluster may have to find a machine and fetch an image first.
+BEGINNING = timedelta(hours=1)
 ENDED_BADLY = ("Failed", "Crashed", "TimedOut")
 ENDED = ("Completed", "Cancelled", *ENDED_BADLY)
 RUNS = ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]})
@@ -54,6 +56,32 @@ def crash_zombie_runs() -> None:
                     state=StateType.CRASHED, message=f"No heartbeat for {SILENCE.seconds} s: its process is gone"
                 ),
             ],
+        )
+    )
+
+
+def crash_lost_runs(within: timedelta = BEGINNING) -> None:
+    """A run that a worker has taken and that does not begin `within` that time (at least 10 s) becomes Crashed.
+
+    Its worker was killed before the process was there: no other one takes it, and it would be Pending for ever.
+    """
+    told = f"No process {within.total_seconds() / 60:g} min after a worker took it: the worker is gone"
+    _keep(
+        Automation(
+            name=LOST,
+            description="A run whose worker was killed before the run began is taken by no other",
+            trigger=EventTrigger(
+                after={"prefect.flow-run.Pending"},
+                expect={
+                    f"prefect.flow-run.{state}" for state in ("heartbeat", "Running", "Scheduled", "Cancelling", *ENDED)
+                },
+                match=RUNS,
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=within,
+            ),
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, message=told)],
         )
     )
 

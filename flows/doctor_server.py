@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import WorkerStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.automations import FAILURES, ZOMBIES
+from flows.automations import FAILURES, LOST, ZOMBIES
 from flows.checks import Check
 from flows.prefect_server import ROOT
 from flows.registration import NOTIFY, POOL
@@ -94,13 +94,19 @@ def check_limits(client: Any) -> Check:
 
 
 def check_automations(client: Any) -> list[Check]:
-    """The one against zombies, and the one that tells of failures."""
+    """Those against runs that nobody works on any more, and the one that tells of failures."""
     known = {automation.name: automation for automation in client.read_automations()}
-    zombies, failures = known.get(ZOMBIES), known.get(FAILURES)
+    failures = known.get(FAILURES)
+    off = [name for name in (ZOMBIES, LOST) if not (name in known and known[name].enabled)]
     return [
         Check("zombie runs", "ok", "become Crashed")
-        if zombies and zombies.enabled
-        else Check("zombie runs", "mend", "would say Running for ever", f"{SET_UP}, and enable {ZOMBIES!r}"),
+        if not off
+        else Check(
+            "zombie runs",
+            "mend",
+            "would say Running or Pending for ever",
+            f"{SET_UP}, and enable {' and '.join(map(repr, off))}",
+        ),
         Check("failure notification", "ok", "on")
         if failures and failures.enabled
         else Check("failure notification", "note", "nobody is told", f"{SET_UP} with {NOTIFY} set to a webhook's URL"),

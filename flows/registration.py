@@ -65,11 +65,12 @@ def register(environment: dict[str, str]) -> None:
 
 def main() -> None:
     """Limits and automations; the pool and the deployments are Prefect's own commands."""
-    from flows.automations import crash_zombie_runs, tell_of_failures
+    from flows.automations import crash_lost_runs, crash_zombie_runs, tell_of_failures
     from flows.limits import ensure_limits
 
     ensure_limits()
     crash_zombie_runs()
+    crash_lost_runs()
     if url := notify_url():
         tell_of_failures(url)
 

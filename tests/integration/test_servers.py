@@ -7,17 +7,23 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from mlflow import MlflowClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 420
 
 SMALL_TRAINING: dict[str, Any] = {
     "method": "awpo",
@@ -49,7 +55,7 @@ def test_all_deployments_are_registered(serving: Any) -> None:
     assert nightly["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
     assert {deployment["work_pool_name"] for deployment in found} == {"awpo-local"}
     names = [automation["name"] for automation in serving.ask("automations/filter", {})]
-    assert set(names) == {"Crash zombie runs", "Tell of failed runs"}
+    assert set(names) == {"Crash zombie runs", "Crash lost runs", "Tell of failed runs"}
 
 
 def test_the_doctor_finds_the_whole_set_up(serving: Any) -> None:
@@ -205,3 +211,25 @@ def test_the_children_end_with_a_killed_parent(serving: Any) -> None:
             return
         time.sleep(1)
     pytest.fail("a server outlived `awpo serve`")
+
+
+def test_a_run_whose_worker_was_killed_before_it_began_becomes_crashed(serving: Any) -> None:
+    """Such a run is Pending, and no other worker takes it."""
+    code = "from datetime import timedelta\nfrom flows.automations import crash_lost_runs\ncrash_lost_runs({})"
+    command = [sys.executable, "-c", code.format("timedelta(seconds=15)")]
+    subprocess.run(command, env=serving.environment, cwd=ROOT, check=True, timeout=PATIENCE)
+    [train] = serving.ask("deployments/filter", {"deployments": {"name": {"any_": ["train"]}}})
+    pending = {"state": {"type": "PENDING", "name": "Pending"}, "idempotency_key": "lost"}
+    seen: list[dict[str, Any]] = []
+
+    def crashed() -> bool:
+        with suppress(HTTPError):  # the store of SQLite is locked for a moment
+            made = serving.ask(f"deployments/{train['id']}/create_flow_run", pending)
+            seen.append(serving.ask(f"flow_runs/{made['id']}")["state"])
+        return bool(seen) and seen[-1]["type"] == "CRASHED"
+
+    wait_for(crashed, "the run is Crashed", PATIENCE)
+    assert {state["type"] for state in seen} == {"PENDING", "CRASHED"}
+    assert seen[-1]["message"] == "No process 0.25 min after a worker took it: the worker is gone"
+    command = [sys.executable, "-c", code.format("")]
+    subprocess.run(command, env=serving.environment, cwd=ROOT, check=True, timeout=PATIENCE)
