@@ -87,7 +87,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory, fault_server: Any) -> Ran:
     answer = json.dumps({"reason": told, "coherence": 8, "correctness": 6, "appropriateness": 4})
     refusal = {"do": "status", "status": 500, "message": f"no; your key was {SECRETS['TEAM_JUDGE_KEY']}", "times": 1}
     fault_server.script(refusal, default={"do": "answer", "text": answer})
-    endpoint = {"base_url": fault_server.url, "model": SIGN, "api_key_variable": "TEAM_JUDGE_KEY"}
+    endpoint = {
+        "base_url": fault_server.url,
+        "model": SIGN,
+        "api_key_variable": "TEAM_JUDGE_KEY",
+        "cache": str(folder / "runs" / "answers.sqlite"),  # an endpoint of this machine has none by itself
+    }
     policy = {**TINY["policy"], "judge": {"kind": "endpoint", "endpoint": endpoint}}
     (folder / "preset.yaml").write_text(yaml.safe_dump({**TINY, "policy": policy}))
     (folder / "judge.yaml").write_text(yaml.safe_dump(policy["judge"]))
@@ -159,7 +164,7 @@ def test_no_file_and_no_line_holds_a_secret(ran: Ran, name: str) -> None:
 def test_the_search_looks_where_secrets_could_be(ran: Ran) -> None:
     """What is no secret stands in all of these, the crash with its traceback in those that tell of it."""
     found = files_with(ran.folder / "runs", {SIGN.encode()})
-    for place in ("mlflow.db", "prefect/", "mlartifacts/", "manifest.json", "log.txt"):
+    for place in ("mlflow.db", "prefect/", "mlartifacts/", "manifest.json", "log.txt", "answers.sqlite"):
         assert any(place in name for name in found), (place, found)
     crashed = files_with(ran.folder / "runs", {b"a crash on purpose near"})
     for place in ("log.txt", "prefect/", "mlartifacts/"):
