@@ -24,7 +24,7 @@ from typing import Any
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, code_version, input_identity, read_manifest, write_atomically
@@ -282,7 +282,12 @@ class TrackedRun:
         self.file.complete = status == "FINISHED"
         self.save()
         with store_lock:
-            self.client.set_terminated(self.run_id, status)
+            _terminate(self.client, self.client.get_run(self.run_id), status)
+
+
+def _terminate(client: MlflowClient, run: Run, status: str) -> None:
+    """Ends a run now, and not before it began, should the system's clock have been set back meanwhile."""
+    client.set_terminated(run.info.run_id, status, max(int(time.time() * 1000), run.info.start_time))
 
 
 def close_abandoned_runs(tracking: Tracking) -> list[str]:
@@ -292,7 +297,7 @@ def close_abandoned_runs(tracking: Tracking) -> list[str]:
         client = tracking.client()
         for run in client.search_runs([tracking.experiment_id], "attributes.status = 'RUNNING'", max_results=500):
             if is_gone(run.data.tags.get("awpo.process", "")):
-                client.set_terminated(run.info.run_id, "KILLED")
+                _terminate(client, run, "KILLED")
                 closed.append(run.info.run_id)
     return closed
 
