@@ -207,16 +207,14 @@ class Soak:
     # faults
 
     def strike(self, pipelines: list[Pipeline], alive: dict[int, Process], servers_die: bool) -> None:
-        """One fault. Each kind comes once before any comes again; one that finds nobody now is tried later."""
-        if not self._bag:
-            self._bag = self.draw.sample(FAULTS, len(FAULTS))
-        for fault in list(self._bag):
-            if fault in OF_SERVERS and not servers_die:
-                self._bag.remove(fault)
-                continue
+        """One fault. Each kind comes once before any comes again, but where it finds nobody now."""
+        kinds = [fault for fault in FAULTS if servers_die or fault not in OF_SERVERS]
+        self._bag = [fault for fault in self._bag if fault in kinds] or self.draw.sample(kinds, len(kinds))
+        later = self.draw.sample(kinds, len(kinds))
+        for fault in [*self._bag, *(fault for fault in later if fault not in self._bag)]:
             victim = self._strike(fault, pipelines, alive)
             if victim is not None:
-                self._bag.remove(fault)
+                self._bag = [other for other in self._bag if other != fault]
                 self.faults[fault] += 1
                 self.tell("fault", fault=fault, victim=victim)
                 return
@@ -230,38 +228,21 @@ class Soak:
             seconds = self.draw.uniform(*AWAY_SECONDS)
             self.servers.take_away(whom, deed, seconds)
             return f"for {seconds:.0f} s"
-        victim = self.draw.choice(pipelines)
-        if not victim.under_way:
+        found = [(pipeline, process) for pipeline in pipelines for process in victims(whom, pipeline, alive)]
+        if not found:
             return None
-        flow_run = victim.flow_runs[-1]
-        of_run = [process for process in alive.values() if process.flow_run == flow_run]
-        if not of_run:
+        victim, target = self.draw.choice(found)
+        try:
+            if fault == "cancel run":
+                state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+                self.servers.ask(f"flow_runs/{target.flow_run}/set_state", state)
+            elif fault == "fill disk":
+                # For one process the disk is full: it may write no file beyond its first kilobyte.
+                resource.prlimit(target.number, resource.RLIMIT_FSIZE, (1024, 1024))
+            else:
+                os.kill(target.number, signal.SIGKILL if deed == "kill" else signal.SIGTERM)
+        except OSError:  # Prefect is away, or the process has just ended
             return None
-        if fault == "cancel run":
-            try:
-                self.servers.ask(
-                    f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-                )
-            except OSError:
-                return None
-        else:
-            wanted = {
-                "run": [p for p in of_run if p.parent not in alive or not alive[p.parent].flow_run],
-                "stage": [p for p in of_run if p.stage],
-                "rank": [p for p in of_run if p.stage and p.rank],
-                "disk": [p for p in of_run if p.stage],
-            }[whom]
-            if not wanted:
-                return None
-            target = self.draw.choice(wanted)
-            try:
-                if deed == "fill":
-                    # For one process the disk is full: it may write no file beyond its first kilobyte.
-                    resource.prlimit(target.number, resource.RLIMIT_FSIZE, (1024, 1024))
-                else:
-                    os.kill(target.number, signal.SIGKILL if deed == "kill" else signal.SIGTERM)
-            except ProcessLookupError:
-                return None
         victim.faults.append(fault)
         return victim.lane
 
@@ -324,6 +305,20 @@ class Soak:
                 last = told["mib_of_last_third"], told["files_of_last_third"]
                 self.problems += too_much(f"a process of {name}", first, last)
         return found
+
+
+def victims(whom: str, pipeline: Pipeline, alive: dict[int, Process]) -> list[Process]:
+    """The processes of a pipeline's attempt that a fault may strike: that of the run, or those of a stage or rank."""
+    if not pipeline.under_way:
+        return []
+    of_run = [process for process in alive.values() if process.flow_run == pipeline.flow_runs[-1]]
+    match whom:
+        case "run":
+            return [p for p in of_run if p.parent not in alive or not alive[p.parent].flow_run]
+        case "rank":
+            return [p for p in of_run if p.stage and p.rank]
+        case _:
+            return [p for p in of_run if p.stage]
 
 
 def complete(pipeline: Pipeline) -> bool:

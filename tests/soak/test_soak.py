@@ -178,3 +178,21 @@ def test_an_attempt_whose_beginning_was_not_answered_is_begun_once(servers: Any,
         server.shutdown()
     assert pipeline.flow_runs == ["run-0", "run-1"]
     assert soak.ends == {"CRASHED": 1}
+
+
+def test_a_fault_that_finds_nobody_waits_and_another_one_strikes(watch: Any, servers: Any, tmp_path: Path) -> None:
+    module = importlib.import_module("soak")
+    stage = started("import sys; sys.argv[1:] = ['awpo.worker']", {watch.MARK: str(tmp_path), watch.FLOW_RUN: "one"})
+    try:
+        alive = watch.processes_of(tmp_path)
+        soak = module.Soak(servers, tmp_path / "out.jsonl", 0)
+        pipelines = [module.Pipeline(0, tmp_path / "0"), module.Pipeline(1, tmp_path / "1", ["one"], under_way=True)]
+        soak._bag = ["kill rank", "kill stage", "cancel run"]
+        soak.strike(pipelines, alive, servers_die=False)
+        assert stage.wait(60) == -9
+        assert soak.faults == {"kill stage": 1}
+        assert soak._bag == ["kill rank", "cancel run"]
+        assert [pipeline.faults for pipeline in pipelines] == [[], ["kill stage"]]
+    finally:
+        stage.kill()
+        stage.wait()
