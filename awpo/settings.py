@@ -6,13 +6,24 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from awpo.errors import UserError
+
+MOST_THREADS = 1024
+SEEDS = 2**32  # numpy takes none beyond
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads a bare `on` as true and `off` as false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
 
 class Settings(BaseModel):

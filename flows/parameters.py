@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from awpo.config import (
-    SEEDS,
-    CorpusConfig,
-    EvaluationConfig,
-    JudgeConfig,
-    PolicySettings,
-    RationaleConfig,
-    SftSettings,
-)
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, RationaleConfig
+from awpo.config_training import PolicySettings, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.data.sources import FORMATS
 from awpo.errors import UserError
 from awpo.launch import DEFAULT, launch_presets, read_launch
 from awpo.methods import METHODS, get_method
 from awpo.models import preset_names, resolve_model
-from awpo.settings import Settings, preset_path, read_yaml
+from awpo.settings import SEEDS, Settings, preset_path, read_yaml
 
 PRESETS = Path(__file__).resolve().parents[1] / "infra" / "presets" / "pipelines"
 STUDY_PRESETS = PRESETS.with_name("studies")

@@ -11,7 +11,8 @@ from typing import Any
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
+from awpo.config import CorpusConfig, EvaluationConfig, RationaleConfig
+from awpo.config_training import PolicySettings, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from flows.form_parameters import check_parameters
 from flows.parameters import (

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from awpo.artifacts import IN_PROGRESS, MANIFEST, is_worker_file
-from awpo.config import PolicySettings
+from awpo.config_training import PolicySettings
 from awpo.errors import UserError
 from awpo.launch import read_launch
 from tasks.devices import check_machine

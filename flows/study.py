@@ -13,7 +13,8 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from awpo.artifacts import input_identity
-from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicySettings, RationaleConfig, SftSettings
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, RationaleConfig
+from awpo.config_training import PolicySettings, SftSettings
 from awpo.data.settings import DecomposeConfig
 from flows.form_parameters import check_parameters
 from flows.parameters import Init, MethodName, ModelFolder, ModelName, Seeds, SourceFormat, StudySettings, read_study

@@ -10,7 +10,8 @@ from typing import Any
 
 from prefect import flow
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, RationaleConfig, SftSettings
+from awpo.config import CorpusConfig, EvaluationConfig, RationaleConfig
+from awpo.config_training import PolicySettings, SftSettings
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from awpo.errors import UserError
 from awpo.models import resolve_model

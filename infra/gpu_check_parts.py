@@ -85,7 +85,7 @@ def batch_of(scale: Scale) -> dict[str, Any]:
 
 
 def settings_of(scale: Scale) -> Any:
-    from awpo.config import PolicyConfig
+    from awpo.config_training import PolicyConfig
 
     return PolicyConfig(
         steps=1,
@@ -229,7 +229,8 @@ def check_rollout(scale: Scale, folder: Path) -> dict[str, Any]:
 
 def trained(scale: Scale, folder: Path, launch: Any, kind: str) -> dict[str, Any]:
     """Policy training of the embedded model by the project's worker, and its memory against the plan."""
-    from awpo.config import CorpusConfig, PolicyConfig, RationaleConfig
+    from awpo.config import CorpusConfig, RationaleConfig
+    from awpo.config_training import PolicyConfig
     from awpo.data.decompose import decompose_source
     from awpo.data.rationales import write_rationales
     from awpo.embedded.corpus import write_corpus

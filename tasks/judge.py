@@ -13,7 +13,8 @@ from mlflow.entities.model_registry import PromptVersion
 from mlflow.exceptions import MlflowException
 
 from awpo.artifacts import read_manifest
-from awpo.config import JudgeConfig, PolicyConfig
+from awpo.config import JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.events import Tail
 from awpo.judge_prompts import PROMPT_HASH, RESPONSE_FORMAT, prompt_template
 from awpo.methods import get_method

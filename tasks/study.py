@@ -13,7 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.artifacts import read_manifest
-from awpo.config import EvaluationConfig, JudgeConfig, PolicySettings
+from awpo.config import EvaluationConfig, JudgeConfig
+from awpo.config_training import PolicySettings
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.methods import get_method

@@ -10,7 +10,8 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.config import JudgeConfig, PolicyConfig, SftConfig
+from awpo.config import JudgeConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.launch import DEFAULT, LaunchSettings, read_launch
 from awpo.methods import get_method
 from awpo.serving.vllm import launch_for

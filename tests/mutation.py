@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+ADVANTAGES = tuple(sorted(path.name for path in (ROOT / "tests" / "awpo").glob("test_advantages*.py")))
 MODULES: dict[str, tuple[str, ...]] = {
-    "clipping": ("test_clipping.py", "test_advantages.py"),
-    "groups": ("test_advantages.py",),
-    "advantages": ("test_advantages.py", "test_clipping.py"),
+    "clipping": ("test_clipping.py", *ADVANTAGES),
+    "groups": ADVANTAGES,
+    "advantages": (*ADVANTAGES, "test_clipping.py"),
     "rewards": ("test_rewards.py", "test_toolrl_reward.py"),
 }
 """Module of `awpo`: its tests in tests/awpo, those that fail soonest first."""

@@ -13,27 +13,31 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-ADVANTAGES, POLICY, RESUME = "awpo/test_advantages.py", "awpo/training/test_policy.py", "awpo/training/test_resume.py"
+DEGENERATE, POLICY, RESUME = (
+    "awpo/test_advantages_degenerate.py",
+    "awpo/training/test_policy.py",
+    "awpo/training/test_resume.py",
+)
 LAYOUT, SHARDING, VLLM = ("awpo/training/test_batch_layout.py", "awpo/training/test_sharding.py", "awpo/training/test_vllm.py")  # fmt: skip
 ROLLOUTS, WATCH = "awpo/training/test_vllm_rollouts.py", "awpo/training/test_rollout_watch.py"
 ENDPOINT = "awpo/test_endpoint.py"
-FAULTS, JUDGE, AVERAGES = "awpo/test_judge_faults.py", "awpo/test_judge.py", "evaluation/bfcl/test_averages.py"
+FAULTS, JUDGE, AVERAGES = "awpo/test_judge_faults.py", "awpo/test_judge_endpoint.py", "evaluation/bfcl/test_averages.py"
 TRACKING, SLOTS, SERVERS = "tasks/test_tracking.py", "tasks/test_slots.py", "integration/test_servers.py"
 
 # Reported as -> (file under tests/, test), one at least that holds the behaviour.
 COVERED: dict[str, tuple[tuple[str, str], ...]] = {
     # Advantages and loss
     "NeMo-RL#4161: a float residue for a zero std": (
-        (ADVANTAGES, "test_the_last_bit_of_a_float32_is_no_variance"),
-        (ADVANTAGES, "test_equal_rewards_have_no_variance_whatever_their_mean_rounds_to"),
+        (DEGENERATE, "test_the_last_bit_of_a_float32_is_no_variance"),
+        (DEGENERATE, "test_equal_rewards_have_no_variance_whatever_their_mean_rounds_to"),
     ),
     "trl#5773: one valid reward makes a NaN std": (
-        (ADVANTAGES, "test_a_lone_valid_rollout"),
-        (ADVANTAGES, "test_an_invalid_rollout_is_in_no_statistic"),
+        (DEGENERATE, "test_a_lone_valid_rollout"),
+        (DEGENERATE, "test_an_invalid_rollout_is_in_no_statistic"),
     ),
     "trl#6365, trl#7068: groups without variance in the denominator": (
         (LAYOUT, "test_a_group_without_variance_counts_in_the_denominator_and_pushes_nothing"),
-        (ADVANTAGES, "test_metrics_are_over_the_counted_groups"),
+        ("awpo/test_advantages.py", "test_metrics_are_over_the_counted_groups"),
         (
             "awpo/training/test_dynamic_sampling.py",
             "test_groups_without_variance_are_replaced_in_order_and_others_kept",
@@ -84,11 +88,11 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
     "a parse failure is scored 0": (
         (JUDGE, "test_failures_are_nan_are_counted_and_not_remembered"),
         (JUDGE, "test_too_many_failures_stop_the_run_with_a_line_that_says_why"),
-        (ADVANTAGES, "test_a_failed_judgement_leaves_the_outcome_alone"),
+        (DEGENERATE, "test_a_failed_judgement_leaves_the_outcome_alone"),
     ),
     "answers in fences, with a preface, with scores as strings": (
         (FAULTS, "test_json_in_code_fences_with_a_preface_with_trailing_text_with_scores_as_strings_is_read"),
-        (JUDGE, "test_unreadable_answers_are_no_score"),
+        ("awpo/test_judge_prompts.py", "test_unreadable_answers_are_no_score"),
     ),
     "verl#4107, slime#1361: rate limits and time-outs stall a step": (
         (FAULTS, "test_one_deadline_bounds_a_batch_whatever_the_server_asks_for"),
@@ -98,8 +102,8 @@ COVERED: dict[str, tuple[tuple[str, str], ...]] = {
         ("awpo/test_endpoint_cache.py", "test_no_call_is_made_twice_by_whatever_run"),
     ),
     "a thought that asks for the best score": (
-        (JUDGE, "test_a_thought_cannot_leave_its_block"),
-        (JUDGE, "test_the_rubric_cannot_be_talked_up"),
+        ("awpo/test_judge_prompts.py", "test_a_thought_cannot_leave_its_block"),
+        ("awpo/test_judge_rubric.py", "test_the_rubric_cannot_be_talked_up"),
     ),
     # Resume and saving
     "accelerate#2016, trl#5911: a resumed run repeats or skips data": (

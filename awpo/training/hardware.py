@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from awpo.config import TrainingConfig, divisors
+from awpo.config_training import TrainingConfig, divisors
 from awpo.errors import UserError
 from awpo.training.sharding import device_choice
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from awpo.artifacts import IN_PROGRESS, input_identity, stage_fingerprint
-from awpo.config import PolicyConfig, SftConfig, TrainingConfig
+from awpo.config_training import PolicyConfig, SftConfig, TrainingConfig
 from awpo.errors import UserError
 from awpo.methods import get_method
 from awpo.unfinished import Mark

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn import Linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from awpo.config import AdapterConfig
+from awpo.config_training import AdapterConfig
 from awpo.errors import UserError
 from awpo.training.checkpoints import load_policy, save_finished
 from awpo.training.sharding import apart_from_shards, gathered_state, in_shards

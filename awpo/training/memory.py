@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from awpo.config import PolicySettings, TrainingConfig
+from awpo.config_training import PolicySettings, TrainingConfig
 from awpo.errors import UserError
 from awpo.launch import LaunchSettings
 from awpo.training.model_shapes import ModelShape

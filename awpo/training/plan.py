@@ -12,7 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.launch import LaunchSettings, launch_presets, read_launch
 from awpo.methods import Method

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from awpo.config import PolicySettings
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import PolicySettings
 from awpo.launch import LaunchSettings, launch_presets, read_launch
 from awpo.training.memory import Sharding, sharding_of
 from awpo.training.plan import Gpus, Plan, spread

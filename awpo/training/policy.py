@@ -24,7 +24,7 @@ from trl import GRPOConfig
 
 from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail

@@ -16,7 +16,7 @@ from typing import Any
 
 from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge

@@ -23,7 +23,7 @@ from trl import SFTConfig
 
 from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt, render_target
-from awpo.config import SftConfig
+from awpo.config_training import SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail

@@ -205,7 +205,7 @@ def _trainer(side: str, shape: Shape, micro_batch: int, out: Path) -> Any:
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    from awpo.config import PolicyConfig
+    from awpo.config_training import PolicyConfig
     from awpo.events import RunLog
     from awpo.methods import get_method
     from awpo.training.policy import trainer_arguments

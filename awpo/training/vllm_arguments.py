@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from awpo.config import PolicyConfig
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.serving.vllm import VARIABLE, vllm_python
 

@@ -22,7 +22,7 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.events import RunLog
 from awpo.processes import StageFailed

@@ -4,15 +4,8 @@ from typing import Any
 
 import pytest
 
-from awpo.config import (
-    AdapterConfig,
-    CorpusConfig,
-    EvaluationConfig,
-    JudgeConfig,
-    PolicyConfig,
-    RationaleConfig,
-    SftConfig,
-)
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, RationaleConfig
+from awpo.config_training import AdapterConfig, PolicyConfig, SftConfig
 from awpo.errors import UserError
 from awpo.methods import METHODS
 from awpo.settings import Settings, read_yaml

@@ -18,7 +18,8 @@ from awpo.artifacts import (
     open_stage,
     read_manifest,
 )
-from awpo.config import EvaluationConfig, PolicyConfig
+from awpo.config import EvaluationConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.decompose import decompose_source
 from awpo.data.sources import read
 from awpo.data.store import iterate_instances

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from awpo.config import EndpointConfig, JudgeConfig, PolicyConfig
+from awpo.config import EndpointConfig, JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.endpoint import Endpoint
 from awpo.endpoint_limits import Budget, SpendingLimitReached
 from awpo.endpoint_spending import SPENDING, Spending, machines, spending_file

@@ -18,7 +18,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.testing.utilities import prefect_test_harness
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicySettings, SftSettings
+from awpo.config import CorpusConfig, EvaluationConfig
+from awpo.config_training import PolicySettings, SftSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 

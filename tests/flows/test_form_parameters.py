@@ -16,7 +16,8 @@ from prefect.client.schemas import FlowRun
 from prefect.context import FlowRunContext
 from prefect.flows import load_flow_from_entrypoint
 
-from awpo.config import EndpointConfig, JudgeConfig, PolicySettings
+from awpo.config import EndpointConfig, JudgeConfig
+from awpo.config_training import PolicySettings
 from awpo.errors import UserError
 from flows.form_parameters import ENDPOINTS, ROOTS, Allowed, check, check_parameters
 

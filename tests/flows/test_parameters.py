@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.launch import INFRA
 from awpo.methods import METHODS

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from awpo.artifacts import IN_PROGRESS, open_stage
-from awpo.config import PolicySettings
+from awpo.config_training import PolicySettings
 from awpo.errors import UserError
 from flows.cli import app
 from flows.parameters import read_pipeline

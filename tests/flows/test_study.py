@@ -15,7 +15,8 @@ import pytest
 from mlflow import MlflowClient
 from prefect.testing.utilities import prefect_test_harness
 
-from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig, PolicyConfig, SftConfig
+from awpo.config import CorpusConfig, EvaluationConfig, JudgeConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.errors import UserError
 from evaluation.study_cells import CellResult, read_cells, write_cells
 from flows.parameters import StudySettings, read_study, study_presets

@@ -16,7 +16,8 @@ import pytest
 from mlflow import MlflowClient
 from prefect.testing.utilities import prefect_test_harness
 
-from awpo.config import CorpusConfig, EvaluationConfig, PolicyConfig, SftConfig
+from awpo.config import CorpusConfig, EvaluationConfig
+from awpo.config_training import PolicyConfig, SftConfig
 
 pytestmark = pytest.mark.slow
 

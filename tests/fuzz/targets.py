@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from awpo.chat import MOST_ERRORS, parse_completion
-from awpo.config import EvaluationConfig, JudgeConfig, PolicyConfig, SftConfig
+from awpo.config import EvaluationConfig, JudgeConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.data import strict_json
 from awpo.data.call_syntax import begins_call, scan_calls, scan_literal
 from awpo.data.rows import Rows

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 
 CHECK = Path(__file__).resolve().parents[2] / "infra" / "gpu_check.sh"
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from awpo.config import EvaluationConfig, PolicyConfig, SftConfig
+from awpo.config import EvaluationConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.launch import read_launch
 from awpo.methods import get_method
 from awpo.models import preset_names, resolve_model

@@ -57,7 +57,7 @@ import flows.prefect_home
 
 from pathlib import Path
 from prefect import flow, task
-from awpo.config import SftConfig
+from awpo.config_training import SftConfig
 from tasks.stage_run import Work, stage_run
 from tasks.tracking import connect
 

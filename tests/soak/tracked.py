@@ -14,7 +14,8 @@ from typing import Any
 import flows.environment  # noqa: F401 - before MLflow is imported
 
 # isort: split
-from awpo.config import EvaluationConfig, SftConfig
+from awpo.config import EvaluationConfig
+from awpo.config_training import SftConfig
 from evaluation.run import evaluate
 from tasks.cancellation import stops_its_tasks
 from tasks.promotion import promoted

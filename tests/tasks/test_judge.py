@@ -14,7 +14,8 @@ from mlflow.tracing.client import TracingClient
 
 import tasks.judge
 from awpo.artifacts import open_stage
-from awpo.config import JudgeConfig, PolicyConfig
+from awpo.config import JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import write_instances
 from awpo.judge_evaluation import write_evaluation
 from awpo.judge_prompts import PROMPT_HASH, prompt_template

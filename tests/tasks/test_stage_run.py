@@ -11,7 +11,7 @@ from prefect.client.schemas import State
 from prefect.states import Completed, exception_to_failed_state
 
 from awpo.artifacts import read_manifest
-from awpo.config import SftConfig
+from awpo.config_training import SftConfig
 from awpo.errors import UserError
 from awpo.processes import StageFailed
 from tasks.cancellation import cancelled, check_cancelled, stops_its_tasks

@@ -19,8 +19,8 @@ import torch
 from mlflow.entities import Run
 
 from awpo.artifacts import open_stage
-from awpo.config import PolicyConfig
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import PolicyConfig
 from awpo.data.store import write_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from awpo.advantages import estimate
 from awpo.chat import render_prompt, render_target
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.events import RunLog
 from awpo.methods import Method, get_method

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.events import METRICS, RunLog, Tail
 from awpo.methods import get_method

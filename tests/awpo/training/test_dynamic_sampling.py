@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from awpo.advantages import estimate
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.events import RunLog
 from awpo.methods import get_method

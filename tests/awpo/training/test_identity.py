@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from awpo.artifacts import open_stage
-from awpo.config import PolicyConfig, SftConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.errors import UserError
 from awpo.launch import read_launch
 from awpo.training.checkpoints import check_launch, open_training

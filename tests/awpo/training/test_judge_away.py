@@ -11,7 +11,8 @@ import pytest
 
 from awpo.artifacts import file_hash, read_manifest
 from awpo.chat import parse_completion
-from awpo.config import EndpointConfig, JudgeConfig, PolicyConfig
+from awpo.config import EndpointConfig, JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.training import scoring

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import awpo.training.policy_trainer
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.events import EVENTS, METRICS, RunLog, Tail
 from awpo.methods import get_method

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from awpo.artifacts import file_hash
-from awpo.config import PolicyConfig, SftConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.events import METRICS, Tail
 from awpo.training import policy, sft
 

@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
 
-from awpo.config import AdapterConfig, PolicyConfig, SftConfig
+from awpo.config_training import AdapterConfig, PolicyConfig, SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from awpo.config import EndpointConfig, PolicyConfig, SftConfig
+from awpo.config import EndpointConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.endpoint_limits import Usage
 from awpo.events import METRICS, Tail
 from awpo.training.policy import OWN, RENAMED, train_policy

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.events import EVENTS, RunLog
 from awpo.methods import get_method

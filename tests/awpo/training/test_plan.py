@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from trl.trainer.utils import add_fused_lm_head
 
 from awpo.artifacts import open_stage
-from awpo.config import AdapterConfig, CorpusConfig, PolicyConfig
+from awpo.config import CorpusConfig
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import AdapterConfig, PolicyConfig
 from awpo.data.decompose import decompose
 from awpo.data.store import write_instances
 from awpo.embedded.corpus import dialogues

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
-from awpo.config import JudgeConfig, PolicyConfig
+from awpo.config import JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import EVENTS, METRICS, RunLog, Tail

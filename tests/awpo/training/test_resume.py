@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from trl.trainer.utils import RepeatSampler
 
 from awpo.artifacts import open_stage, read_manifest
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances, write_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from awpo.config import JudgeConfig, PolicyConfig
+from awpo.config import JudgeConfig
+from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.judge_endpoint import EndpointJudge

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.events import EVENTS, METRICS, Tail
 from awpo.machines import Board
 from awpo.training.policy import train_policy

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from awpo.artifacts import read_manifest
 from awpo.chat import render_prompt
-from awpo.config import PolicyConfig, SftConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import EVENTS, METRICS, Tail

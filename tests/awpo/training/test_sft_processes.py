@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from awpo.artifacts import read_manifest
-from awpo.config import SftConfig
+from awpo.config_training import SftConfig
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.training import sft as module

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from awpo.config import AdapterConfig, PolicyConfig, SftConfig
+from awpo.config_training import AdapterConfig, PolicyConfig, SftConfig
 from awpo.events import EVENTS, METRICS, Tail
 from awpo.launch import read_launch
 from awpo.processes import StageFailed, run_worker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from awpo.artifacts import MANIFEST, file_hash, read_manifest
-from awpo.config import PolicyConfig, SftConfig
+from awpo.config_training import PolicyConfig, SftConfig
 from awpo.errors import UserError
 from awpo.events import EVENTS, METRICS, Tail
 from awpo.processes import run_worker

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from awpo.artifacts import open_stage
-from awpo.config import AdapterConfig, CorpusConfig, PolicyConfig
+from awpo.config import CorpusConfig
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import AdapterConfig, PolicyConfig
 from awpo.data.decompose import decompose
 from awpo.data.store import read_instances, write_instances
 from awpo.embedded.corpus import dialogues

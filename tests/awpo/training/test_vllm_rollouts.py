@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, import_utils
 
-from awpo.config import AdapterConfig, PolicyConfig
 from awpo.config_rollouts import RolloutSettings
+from awpo.config_training import AdapterConfig, PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import RunLog

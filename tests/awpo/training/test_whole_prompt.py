@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from awpo.chat import render_target
-from awpo.config import PolicyConfig
+from awpo.config_training import PolicyConfig
 from awpo.events import RunLog
 from awpo.methods import get_method
 from awpo.training.policy import prompt_rows, trainer_arguments
