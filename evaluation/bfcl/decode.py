@@ -7,6 +7,7 @@ completion breaks the format; docs/benchmarks.md has the list, and tests/evaluat
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from awpo.chat import THINK_END
@@ -14,6 +15,11 @@ from awpo.types import Completion
 from evaluation.bfcl.versions import V3, Version
 
 Calls = list[dict[str, Any]]
+
+_DOTTED_NAME = re.compile(r"[a-z]\w*(\.[a-z]\w*)*", re.ASCII | re.IGNORECASE)
+_PARAMETER = re.compile(r"[a-z_]\w*", re.ASCII | re.IGNORECASE)
+# They take the process apart that evaluates them, or wait for a person.
+_NEVER_CALLED = frozenset(("input", "breakpoint", "help", "exit", "quit"))
 
 
 def decoded_calls(completion: Completion, version: Version = V3) -> Calls:
@@ -29,12 +35,27 @@ def without_thought(text: str) -> str:
 
 
 def executable(calls: Calls) -> list[str]:
-    """Calls as the Python text that the executor evaluates, as the package's `convert_to_function_call` writes it."""
+    """Calls as the Python text that the executor evaluates, as the package's `convert_to_function_call` writes it.
+
+    The package writes names and parameters as they come, so that what a model calls a name is code to the executor.
+    Here one that is no dotted name of ASCII letters (private ones are none), or has such a parameter, becomes a text
+    that fails when evaluated and runs nothing: what is left are calls by name with literal arguments.
+    """
     return [
-        f"{name}({','.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        _text(name, arguments) if _is_plain(name, arguments) else f"{name[:100]!r}()"
         for call in calls
         for name, arguments in call.items()
     ]
+
+
+def _is_plain(name: str, arguments: dict[str, Any]) -> bool:
+    """Whether a call's text would call what it names, and do nothing else."""
+    named = bool(_DOTTED_NAME.fullmatch(name)) and name not in _NEVER_CALLED
+    return named and all(map(_PARAMETER.fullmatch, arguments))
+
+
+def _text(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({','.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def ends_turn(texts: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,35 @@ def test_calls_become_the_text_that_the_official_package_evaluates(official: Cal
     convert = official("model_handler.utils").convert_to_function_call
     assert executable(calls) == convert(calls)
     assert executable(calls)[2] == "g(a=1.0,b=[True, None, {'c': 'ü'}])"
+
+
+CODE = "__import__('sys').stdout.write('broken into')"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {f"[{CODE}] or f": {}},
+        {f"f(x={CODE})#": {}},
+        {"f": {f"x={CODE},y": 1}},
+        {"f": {f"**{{'x': {CODE}}}) #": 1}},
+        {"f": {"'code') #": 1}},
+        {"f.__globals__.clear": {}},
+        {"__import__": {"name": "os"}},
+        {"ｅｘｅｃ": {}},  # Python reads it as exec
+        {"input": {}},
+        {"f": {"": 1}},
+        {"": {}},
+        {"f\n": {}},
+    ],
+)
+def test_a_name_is_no_code(call: dict[str, Any]) -> None:
+    """What is evaluated calls a string, and nothing that the model wrote."""
+    (text,) = executable([call])
+    tree = ast.parse(text, mode="eval").body
+    assert isinstance(tree, ast.Call)
+    assert isinstance(tree.func, ast.Constant)
+    assert not tree.args + tree.keywords
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["f()"], ["", ""]])
