@@ -251,7 +251,13 @@ def _tell_and_leave(log: RunLog, kind: str, message: str, printed: str, code: in
     except OSError as error:
         code = full_disk.EXIT_CODE if full_disk.full_disk(error, log.folder) else code
     with contextlib.suppress(OSError):
-        print(printed, file=sys.stderr, flush=True)
+        print(printed, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what does not fit would be tried again at the exit, which then has another code
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
     sys.exit(code)
 
 

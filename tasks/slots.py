@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from uuid import UUID
 
+import httpx
 from prefect import flow_engine
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency._leases import maintain_concurrency_lease
@@ -81,17 +82,7 @@ def _take(held: ExitStack, needs: Mapping[str, int], holder: ConcurrencyLeaseHol
     with ExitStack() as taken:
         for name, count in needs.items():
             try:
-                taken.enter_context(
-                    concurrency(
-                        name,
-                        count,
-                        max_retries=0,
-                        lease_duration=LEASE_SECONDS,
-                        holder=holder,
-                        # A server that is away for a while must not end hours of training.
-                        raise_on_lease_renewal_failure=False,
-                    )
-                )
+                taken.enter_context(_lease(name, count, holder))
             except ConcurrencySlotAcquisitionError as error:
                 code = getattr(getattr(error.__cause__, "response", None), "status_code", None)
                 if code == _LOCKED:
@@ -104,6 +95,26 @@ def _take(held: ExitStack, needs: Mapping[str, int], holder: ConcurrencyLeaseHol
                 raise
         held.push(taken.pop_all())
     return True
+
+
+@contextmanager
+def _lease(name: str, count: int, holder: ConcurrencyLeaseHolder) -> Iterator[None]:
+    """Slots of one limit. A server that is away for a while ends nothing: neither hours of training, while the lease
+    can't be renewed, nor work that is done, where it can't be given back; it runs out by itself."""
+    lease = concurrency(
+        name, count, max_retries=0, lease_duration=LEASE_SECONDS, holder=holder, raise_on_lease_renewal_failure=False
+    )
+    lease.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            lease.__exit__(None, None, None)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            get_run_logger().warning(
+                "a slot of %s could not be given back (%s); it is free within %.0f s", name, reason, LEASE_SECONDS
+            )
 
 
 def _holder() -> ConcurrencyLeaseHolder | None:

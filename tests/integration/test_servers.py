@@ -81,7 +81,7 @@ def test_a_failed_run_is_told_and_the_address_is_kept_secret(serving: Any, told:
 def test_setting_up_again_doubles_nothing(serving: Any) -> None:
     again = serving.awpo("setup")
     assert again.returncode == 0, again.stderr
-    assert len(serving.ask("automations/filter", {})) == 2
+    assert len(serving.ask("automations/filter", {})) == 3
     assert len(serving.ask("deployments/filter", {})) == 9
 
 
@@ -197,22 +197,6 @@ def training_processes(folder: Path) -> list[int]:
     return found
 
 
-def test_the_children_end_with_a_killed_parent(serving: Any) -> None:
-    serving.process.send_signal(signal.SIGKILL)
-    serving.process.wait()
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        with suppress(OSError):
-            for address in (serving.prefect, serving.mlflow):
-                port = int(address.rpartition(":")[2])
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("127.0.0.1", port))
-            return
-        time.sleep(1)
-    pytest.fail("a server outlived `awpo serve`")
-
-
 def test_a_run_whose_worker_was_killed_before_it_began_becomes_crashed(serving: Any) -> None:
     """Such a run is Pending, and no other worker takes it."""
     code = "from datetime import timedelta\nfrom flows.automations import crash_lost_runs\ncrash_lost_runs({})"
@@ -233,3 +217,19 @@ def test_a_run_whose_worker_was_killed_before_it_began_becomes_crashed(serving: 
     assert seen[-1]["message"] == "No process 0.25 min after a worker took it: the worker is gone"
     command = [sys.executable, "-c", code.format("")]
     subprocess.run(command, env=serving.environment, cwd=ROOT, check=True, timeout=PATIENCE)
+
+
+def test_the_children_end_with_a_killed_parent(serving: Any) -> None:
+    serving.process.send_signal(signal.SIGKILL)
+    serving.process.wait()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with suppress(OSError):
+            for address in (serving.prefect, serving.mlflow):
+                port = int(address.rpartition(":")[2])
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port))
+            return
+        time.sleep(1)
+    pytest.fail("a server outlived `awpo serve`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ def on_disk(disk: SmallDisk, empty_store: Path, tracking: Tracking, monkeypatch:
     del tracking
     shutil.copy(empty_store, disk.folder / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{disk.folder / 'mlflow.db'}")
-    monkeypatch.setattr(tracking_module, "patient", functools.partial(patient, seconds=1.0, ask=0.2))
+    monkeypatch.setattr(tracking_module, "patient", lambda client, *_: patient(client, seconds=1.0, ask=0.2))
     return connect()
 
 
