@@ -172,3 +172,23 @@ def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
     host, number, started = process_identity().split(":")
     assert is_gone(f"{host}:{number}:{int(started) - 1}")  # another one had this number before
     assert not any(map(is_gone, ("nonsense", f"another-{host}:{number}:1")))
+
+
+def test_what_cannot_be_printed_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """Python ends with 120 where a stream's last lines do not fit on the disk."""
+    (tmp_path / "job.json").write_text("{}")
+    code = """
+        from awpo.errors import UserError
+        from awpo.processes import worker_main
+
+        def run(job):
+            print("on the way")
+            raise UserError("mend it")
+
+        worker_main(run)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "job.json")]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, env=buffered, check=False)
+    assert done.returncode == 2
