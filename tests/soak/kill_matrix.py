@@ -320,12 +320,15 @@ def start(kind: Kind, given: Given, out: Path, plan: dict[str, Any]) -> int:
 
 
 def alive_in(out: Path) -> list[str]:
-    """Command lines of this machine's processes that name the folder or work in it."""
+    """Command lines of this machine's processes that name the folder or work in it.
+
+    A process that is just beginning has no command line for a moment, but has its folder.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            if line and (str(out) in line or os.readlink(path / "cwd").startswith(str(out))):
+            if str(out) in line or os.readlink(path / "cwd").startswith(str(out)):
                 found.append(f"{path.name}: {line[:200]}")
     return found
 
