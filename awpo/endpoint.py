@@ -1,15 +1,15 @@
 """A client of an OpenAI-compatible chat endpoint that many requests at once cannot bring down.
 
 Bounded concurrency, rate limits, a time limit per try, retries with growing random pauses where trying again can help,
-and `Retry-After` honoured by all requests of the client. Answers are kept on disk (`awpo.endpoint_cache`), what is asked
-is counted and kept within a budget (`awpo.endpoint_limits`). The key is read from the environment, is sent to the
-configured host only (redirects are not followed), and stands in no message or log.
+and `Retry-After` honoured by all requests of the client. Answers are read with distrust (`awpo.endpoint_answers`) and
+kept on disk (`awpo.endpoint_cache`), what is asked is counted and kept within a budget (`awpo.endpoint_limits`). The key
+is read from the environment, is sent to the configured host only (redirects are not followed), and stands in no message
+or log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import os
 import random
@@ -26,6 +26,7 @@ import httpx2
 import openai
 
 from awpo.config import EndpointConfig
+from awpo.endpoint_answers import NO_KEY, AnswerReader, EndpointError, can_pass
 from awpo.endpoint_cache import CachedAnswer, EndpointCache, request_key, shared_cache_file
 from awpo.endpoint_connections import Connections, Refused
 from awpo.endpoint_limits import Budget, RateLimiter, Usage, estimated_tokens
@@ -33,33 +34,6 @@ from awpo.errors import UserError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds: the pause before try n + 1 is drawn from [0, min(LONGEST_PAUSE, FIRST_PAUSE * 2^n)] ("full jitter")."""
-LONGEST_RETRY_AFTER = 300.0
-"""Seconds; a server that asks for a longer wait than this is given up on, with a message that says so."""
-MOST_TOKENS = 10**9
-"""Of one answer; a server that tells more is not believed."""
-LEAST_KEY = 12
-"""Characters of a key that is looked for in answers; shorter ones, as local servers are given, may be words."""
-RETRIED = frozenset({408, 409, 429})
-"""Statuses worth another try, besides 5xx, time-outs and lost connections."""
-
-_HINTS = {
-    401: "check the key in {variable}",
-    403: "check what the key in {variable} may use",
-    404: "check base_url (it usually ends in /v1) and the model's name",
-}
-
-
-class EndpointError(UserError):
-    """A request that failed for good. `status` is the HTTP status, None where there was no answer to speak of."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether every other request will fail in the same way: a wrong key, address or model."""
-        return self.status in _HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +78,6 @@ class Endpoint:
         whole: bool = False,
     ) -> None:
         self.config = config
-        self._read = whole_message if whole else _content
         url = urlsplit(config.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise UserError(f"base_url {config.base_url!r} is not an http(s) URL; give one like http://host:8000/v1")
@@ -115,7 +88,8 @@ class Endpoint:
             raise UserError(
                 f"the endpoint {self.address} needs a key: set the environment variable {config.api_key_variable}"
             )
-        self._key = key or "none"
+        self._key = key or NO_KEY
+        self._answers = AnswerReader(self.address, self._key, config.api_key_variable, whole=whole)
         self._random = random.Random(int(os.environ.get("RANK", 0)) if seed is None else seed)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: Connections | None = None
@@ -201,7 +175,7 @@ class Endpoint:
 
     def _draw(self, draw: int) -> int | str:
         """A whole message and its text are kept under two keys."""
-        return draw if self._read is _content else f"message {draw}"
+        return f"message {draw}" if self._answers.whole else draw
 
     def close_cache(self) -> None:
         """Closes the files of answers and of what was spent; nothing is asked afterwards."""
@@ -233,19 +207,19 @@ class Endpoint:
                 try:
                     return await self._ask_within_limits(connections, request)
                 except (TimeoutError, openai.APITimeoutError):
-                    failure = self._error(f"gave no answer within {self.config.timeout_seconds:g} s")
+                    failure = self._answers.error(f"gave no answer within {self.config.timeout_seconds:g} s")
                 except openai.APIStatusError as error:
-                    failure = self._status_error(error)
-                    self._heed_retry_after(error)
-                    if error.status_code < 500 and error.status_code not in RETRIED:
+                    failure = self._answers.refusal(error)
+                    self._not_before = max(self._not_before, time.monotonic() + self._answers.pause(error))
+                    if not can_pass(error):
                         self.usage.failures += 1
                         raise failure from None
                 except openai.APIConnectionError as error:
                     reason = str(error.__cause__ or error) or type(error.__cause__).__name__
-                    failure = self._error(f"cannot be reached ({reason}); is it running, is base_url right?")
+                    failure = self._answers.error(f"cannot be reached ({reason}); is it running, is base_url right?")
                 except Refused as error:
                     self.usage.failures += 1
-                    raise self._error(f"cannot be used: {error}") from None
+                    raise self._answers.error(f"cannot be used: {error}") from None
         assert failure is not None  # attempts >= 1
         self.usage.failures += 1
         tries = f" (the last of {self.config.attempts} tries)" if self.config.attempts > 1 else ""
@@ -293,102 +267,14 @@ class Endpoint:
                 self._length_option = "max_completion_tokens"  # OpenAI's reasoning models know no other name
                 return await self._ask(connections, request)
             raise
-        try:
-            value = response.json()
-            choice = value["choices"][0]
-            text = self._read(choice["message"])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise Refused(f"it is not a chat completion: {self._excerpt(response.text)}") from None
-        finish = choice.get("finish_reason")
-        if not isinstance(text, str) or not text.strip():
-            raise Refused(f"its answer holds no text (finish_reason {finish!r})")
-        if len(self._key) >= LEAST_KEY:  # a server that repeats it would have it written down with the answer
-            text = text.replace(self._key, "***")
-        text = text.encode("utf-8", "replace").decode()  # JSON can spell lone surrogates, files cannot hold them
-        tokens = _told_tokens(value.get("usage"))
-        if tokens is None:
-            self.usage.estimated += 1
-            tokens = estimated_tokens(request["messages"]), estimated_tokens([{"content": text}])
-        return CachedAnswer(text, finish if isinstance(finish, str) else None, *tokens, 0.0)
-
-    def _heed_retry_after(self, error: openai.APIStatusError) -> None:
-        wait = retry_after(error.response.headers.get("retry-after"))
-        if wait is None or not (error.status_code >= 500 or error.status_code in RETRIED):
-            return
-        if wait > LONGEST_RETRY_AFTER:
-            raise self._error(
-                f"answered {error.status_code} and asks to wait {wait:.10g} s; start again later", error.status_code
-            ) from None
-        self._not_before = max(self._not_before, time.monotonic() + wait)
-
-    def _status_error(self, error: openai.APIStatusError) -> EndpointError:
-        status = error.status_code
-        if 300 <= status < 400:
-            target = self._without_key(error.response.headers.get("location", "elsewhere"))
-            return self._error(f"redirects to {target[:200]}, which is not followed; set base_url to it", status)
-        hint = _HINTS.get(status, "").format(variable=self.config.api_key_variable)
-        message = f"answered {status}: {self._excerpt(error.response.text)}"
-        return self._error(f"{message}; {hint}" if hint else message, status)
-
-    def _error(self, what: str, status: int | None = None) -> EndpointError:
-        return EndpointError(f"the endpoint {self.address} {what}", status)
-
-    def _excerpt(self, body: str) -> str:
-        """One short line of a response, the message of an OpenAI-style error where there is one, without the key."""
-        try:
-            error = json.loads(body)["error"]
-            body = error["message"] if isinstance(error, dict) else error
-        except (ValueError, LookupError, TypeError, RecursionError):
-            pass
-        # First the key, then the cut, which may go through it.
-        return " ".join(self._without_key(str(body))[:2000].split())[:200] or "(an empty body)"
-
-    def _without_key(self, text: str) -> str:
-        return text if self._key == "none" else text.replace(self._key, "***")
-
-
-def retry_after(value: str | None) -> float | None:
-    """Seconds that a `Retry-After` header asks to wait, never negative; None where there is none to understand.
-
-    Both of its forms are read: a number of seconds and an HTTP date.
-    """
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return None
-    return max(0.0, seconds) if seconds == seconds else None  # not NaN
-
-
-def _content(message: Mapping[str, Any]) -> Any:
-    return message["content"]
-
-
-def whole_message(message: Mapping[str, Any]) -> str:
-    """What an answer's message holds of content, thought and calls, as JSON. `reasoning` is a newer name of the thought."""
-    kept = {key: message[key] for key in ("content", "reasoning_content", "tool_calls") if message.get(key)}
-    if message.get("reasoning"):
-        kept.setdefault("reasoning_content", message["reasoning"])
-    return json.dumps(kept)
+        answer, told = self._answers.completion(response, request["messages"])
+        self.usage.estimated += not told
+        return answer
 
 
 def _share(limit: int | None, processes: int) -> int | None:
     """One process's part of a limit that all of a run's processes keep together; at least 1."""
     return None if limit is None else max(1, limit // processes)
-
-
-def _told_tokens(usage: Any) -> tuple[int, int] | None:
-    """(prompt, completion) tokens as an answer's `usage` tells them; None where it does not."""
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if type(prompt) is type(completion) is int and 0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS:
-        return prompt, completion
-    return None
 
 
 def cache_file(config: EndpointConfig, own: Path | None) -> Path | None:

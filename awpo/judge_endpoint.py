@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from awpo.config import JudgeConfig
-from awpo.endpoint import Endpoint, EndpointError, Reply
+from awpo.endpoint import Endpoint, Reply
+from awpo.endpoint_answers import EndpointError
 from awpo.endpoint_spending import spending_file
 from awpo.errors import UserError
 from awpo.judge_prompts import CRITERIA, RESPONSE_FORMAT, judge_messages, read_grades

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from awpo.chat import CALL, CALL_END, THINK, THINK_END
 from awpo.config import EndpointConfig
-from awpo.endpoint import Endpoint, EndpointError, Reply, is_local
+from awpo.endpoint import Endpoint, Reply, is_local
+from awpo.endpoint_answers import EndpointError
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.types import Message, ToolCall

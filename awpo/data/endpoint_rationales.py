@@ -17,7 +17,8 @@ from typing import Any
 from awpo.config import EndpointConfig, RationaleConfig
 from awpo.data import strict_json
 from awpo.data.rationale_checks import Answer, check_rationale
-from awpo.endpoint import Endpoint, EndpointError, Reply
+from awpo.endpoint import Endpoint, Reply
+from awpo.endpoint_answers import EndpointError
 from awpo.endpoint_limits import cost_of, estimated_tokens
 from awpo.errors import UserError
 from awpo.events import Progress

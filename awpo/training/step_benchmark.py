@@ -4,7 +4,7 @@ Each side is a process of its own (`python -m awpo.training.step_benchmark SIDE 
 own; steps are taken in turn, one side after the other, so that what else the machine does hits both. Counted is
 processor time, as wall time varies with the load. A step is a rollout of `prompts` x `group` answers, their loss and
 gradient, and one optimiser step. Answers have a fixed length: no side may end one early. Stock TRL takes the fastest
-of its own micro-batches, found first; ours one group.
+of its own micro-batches, found first; ours one group, or half of one where a whole one needs more memory than stock TRL.
 """
 
 from __future__ import annotations
@@ -103,14 +103,16 @@ def measure(shape: Shape, repeats: int, say: Callable[[str], None] = lambda _: N
         )
     with tempfile.TemporaryDirectory(prefix="awpo-bench-") as temporary:
         folder = Path(temporary)
-        tried: dict[int, float] = {}
+        tried: dict[int, dict[str, Any]] = {}
         for size in shape.micro_batches():
             with Side("stock", shape, size, folder) as stock:
-                tried[size] = stock.ask("step")["processor_seconds"]
-            say(f"stock TRL, micro-batch of {size}: {tried[size]:.2f} s")
-        best = min(tried, key=lambda size: tried[size])
+                tried[size] = stock.ask("step")
+            say(f"stock TRL, micro-batch of {size}: {tried[size]['processor_seconds']:.2f} s")
+        best = min(tried, key=lambda size: tried[size]["processor_seconds"])
+        own = _own_micro_batch(shape, tried[best]["peak_memory"], folder)
+        say(f"AWPO takes a micro-batch of {own}")
         steps: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-        with Side("stock", shape, best, folder) as stock, Side("ours", shape, shape.group, folder) as ours:
+        with Side("stock", shape, best, folder) as stock, Side("ours", shape, own, folder) as ours:
             for one in (stock, ours):  # the first step warms up
                 one.ask("step")
             for number in range(repeats):
@@ -129,10 +131,20 @@ def measure(shape: Shape, repeats: int, say: Callable[[str], None] = lambda _: N
         "ratio_min": round(min(ratios), 3),
         "ratio_max": round(max(ratios), 3),
         **compared,
-        "micro_batches_tried": {str(size): round(seconds, 3) for size, seconds in tried.items()},
+        "micro_batches_tried": {str(size): round(step["processor_seconds"], 3) for size, step in tried.items()},
         "micro_batch_stock": best,
+        "micro_batch_ours": own,
         **{side: _summary(steps[side], tokens) for side in SIDES},
     }
+
+
+def _own_micro_batch(shape: Shape, most_memory: int, folder: Path) -> int:
+    """A group, or half of one where a whole one needs more than `most_memory` bytes."""
+    half = shape.group // 2
+    if shape.rows % half:
+        return shape.group
+    with Side("ours", shape, shape.group, folder) as ours:
+        return half if ours.ask("step")["peak_memory"] > most_memory else shape.group
 
 
 def _summary(steps: list[dict[str, Any]], tokens: int) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import pytest
 import awpo.endpoint
 import awpo.endpoint_connections
 from awpo.config import EndpointConfig
-from awpo.endpoint import Endpoint, EndpointError, retry_after
+from awpo.endpoint import Endpoint
+from awpo.endpoint_answers import EndpointError, retry_after
 from awpo.errors import UserError
 
 QUESTION = [{"role": "user", "content": "Hello"}]

@@ -9,7 +9,8 @@ import pytest
 
 import awpo.endpoint
 from awpo.config import EndpointConfig
-from awpo.endpoint import Endpoint, EndpointError
+from awpo.endpoint import Endpoint
+from awpo.endpoint_answers import EndpointError
 
 
 @pytest.fixture(autouse=True)

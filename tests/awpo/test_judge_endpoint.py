@@ -13,7 +13,7 @@ import pytest
 import awpo.endpoint
 import awpo.judge_endpoint
 from awpo.config import EndpointConfig, JudgeConfig
-from awpo.endpoint import EndpointError
+from awpo.endpoint_answers import EndpointError
 from awpo.errors import UserError
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge

@@ -23,7 +23,8 @@ import openai
 from awpo.artifacts import MANIFEST, read_manifest
 from awpo.chat import parse_completion
 from awpo.config import EndpointConfig
-from awpo.endpoint import Endpoint, EndpointError, retry_after
+from awpo.endpoint import Endpoint
+from awpo.endpoint_answers import EndpointError, retry_after
 from awpo.endpoint_connections import Connections, _bound
 from awpo.errors import UserError
 from awpo.events import Tail

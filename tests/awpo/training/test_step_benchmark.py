@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from awpo.errors import UserError
-from awpo.training.step_benchmark import SIDES, Shape, Side, measure
+from awpo.training.step_benchmark import SIDES, Shape, Side, _own_micro_batch, measure
 
 
 def test_stock_trl_is_tried_with_whole_micro_batches() -> None:
@@ -27,6 +27,14 @@ def test_both_sides_take_a_step_and_ours_computes_the_same(tmp_path: Path) -> No
                 compared = side.ask("compare")
     assert compared["max_logprob_difference"] < 1e-5
     assert compared["gradient_difference"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most_memory", "size"), [(2**50, 4), (2**20, 2)])
+def test_half_a_group_is_taken_where_a_whole_one_needs_too_much_memory(
+    most_memory: int, size: int, tmp_path: Path
+) -> None:
+    assert _own_micro_batch(Shape(8, 8, 4, prompts=1), most_memory, tmp_path) == size
 
 
 @pytest.mark.study
