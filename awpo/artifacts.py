@@ -1,4 +1,4 @@
-"""Files that say where they came from: atomic writes, hashes, and the manifest of a stage's folder.
+"""Results that say where they came from: the manifest of a stage's folder.
 
 A stage writes its results into a folder and `manifest.json` last. A folder without a manifest is unfinished
 work and is never read as a result; a folder whose manifest names the same inputs, config and stage version
@@ -9,9 +9,7 @@ attempt goes on with it, or can tell why it does not.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -24,6 +22,7 @@ from typing import Any
 
 from awpo import __version__
 from awpo.errors import UserError
+from awpo.files import file_hash, flush_to_disk, name_meant, write_atomically
 from awpo.folder_lock import alone_in
 from awpo.full_disk import full_disk
 from awpo.types import content_hash
@@ -45,61 +44,7 @@ def is_worker_file(name: str) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    return name == PREVIOUS or is_worker_file(_meant(name))
-
-
-def _meant(name: str) -> str:
-    """The file that a temporary one of `whole_file` was to become; another name as it is."""
-    return re.sub(r"^\.(.+)\.\d+\.tmp$", r"\1", name)
-
-
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Writes beside the target, flushes to disk and renames, so that no reader ever sees half a file."""
-    with whole_file(path) as temporary:
-        temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write a file to: where the block ends well, it is flushed to disk and renamed to `path`.
-
-    So no reader ever sees half a file, and after a power cut the old one is there, or the new one.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
-        flush_to_disk(path.parent)  # a rename is on disk when its folder is
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def flush_to_disk(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's names, are on disk. A folder that cannot be asked is not."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        if not path.is_dir():
-            raise
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hex; of a folder, over the relative names and hashes of its files (hidden ones left out)."""
-    if path.is_dir():
-        digest = hashlib.sha256()
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            name = file.relative_to(path)
-            if not any(part.startswith(".") for part in name.parts):
-                digest.update(f"{name.as_posix()}\0{file_hash(file)}\n".encode())
-        return digest.hexdigest()
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return name == PREVIOUS or is_worker_file(name_meant(name))
 
 
 @functools.cache
@@ -303,7 +248,7 @@ def _begin(stage: Stage, growing: Sequence[str], former: str) -> None:
     """Keeps what the stage goes on from, clears away what it replaces, and marks the folder as being worked on."""
     folder, known = stage.folder, read_manifest(stage.folder)
     for path in folder.iterdir():  # of a process that was killed while it wrote its mark
-        if path.name != IN_PROGRESS and _meant(path.name) == IN_PROGRESS:
+        if path.name != IN_PROGRESS and name_meant(path.name) == IN_PROGRESS:
             path.unlink()
     if known and known.stage != stage.manifest.stage:
         raise UserError(f"{folder} holds the result of another stage, {known.stage!r}; choose another folder")

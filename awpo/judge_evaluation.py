@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import input_identity, open_stage, write_atomically
+from awpo.artifacts import input_identity, open_stage
 from awpo.config import JudgeConfig
 from awpo.data import store
 from awpo.errors import UserError
 from awpo.events import Progress, silent
+from awpo.files import write_atomically
 from awpo.judge import grade, judge_identity, make_judge
 from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_measures import Evaluation, centred, columns, correlation, kind_result, mean, sign, verdict

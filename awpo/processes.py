@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from awpo import full_disk
-from awpo.artifacts import write_atomically
 from awpo.errors import UserError
 from awpo.events import EVENTS, EventHandler, LineTail, RunLog, Tail
 from awpo.failures import died_of, first_to_fail
+from awpo.files import write_atomically
 from awpo.launch import LaunchSettings
 from awpo.machines import board
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from awpo.artifacts import file_hash, write_atomically
 from awpo.data.hub import HubSource, fetch_files
 from awpo.errors import UserError
+from awpo.files import file_hash, write_atomically
 
 SETTING = "benchmark_data"
 VARIABLES = ("AWPO_BENCHMARK_DATA", "AWPO_SHARED_DATA")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
+from awpo.files import write_atomically
 from evaluation.compare import EvaluationRun
 from evaluation.items import GREEDY, Item
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from awpo.artifacts import whole_file
 from awpo.errors import UserError
+from awpo.files import whole_file
 from awpo.types import Completion, ToolCall
 from evaluation.statistics import clustered_share, pass_at_k
 

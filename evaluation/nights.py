@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
+from awpo.files import write_atomically
 from evaluation.diff import Diff
 from evaluation.nightly import Night
 

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import code_version, write_atomically
+from awpo.artifacts import code_version
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from evaluation.charts import COLOURS, LineChart, interval_chart, line_chart, smooth
 from evaluation.tables import (
     Key,

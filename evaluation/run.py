@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from awpo.artifacts import Manifest, code_version, input_identity, open_stage, write_atomically
+from awpo.artifacts import Manifest, code_version, input_identity, open_stage
 from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.endpoint_cache import EndpointCache
 from awpo.endpoint_spending import spending_file
 from awpo.events import Progress, RunLog
+from awpo.files import write_atomically
 from awpo.serving.process import ModelServer
 from awpo.types import content_hash
 from evaluation.benchmarks import Benchmark, Part, PartResult, get_benchmark

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
 from awpo.errors import UserError
+from awpo.files import write_atomically
 
 NO_JUDGE = "none"
 """The judge of a method that reads no reasoning reward."""

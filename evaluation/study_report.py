@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
+from awpo.files import write_atomically
 from evaluation.statistics import MeanOverSeeds
 from evaluation.study import BASELINE, MEASURES, Arm, Comparison, arms_of, compare_arms, gain, speed, summarise
 from evaluation.study_cells import NO_JUDGE, CellResult

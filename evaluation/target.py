@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from awpo.artifacts import IN_PROGRESS, MANIFEST, input_identity, read_manifest, write_atomically
+from awpo.artifacts import IN_PROGRESS, MANIFEST, input_identity, read_manifest
 from awpo.config import EndpointConfig, EvaluationConfig
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from awpo.serving.vllm import engine_at_hand
 from awpo.types import content_hash
 from evaluation.benchmarks import identities

@@ -34,7 +34,7 @@ from tasks.comparison import Subject
 from tasks.evaluation import read_scores, score_metrics
 from tasks.layout import Layout
 from tasks.parents import child_run
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 # Cells that have begun: most of them wait for a slot. Each is a thread that asks the server every few seconds.
 BEGUN_AT_ONCE = 16

@@ -110,8 +110,8 @@ def inspect_data(
 
     from rich.console import Console
 
-    from awpo.artifacts import write_atomically
     from awpo.data.inspect import draw, inspect_instances, read_any, to_html
+    from awpo.files import write_atomically
     from awpo.types import Kind
     from flows.preflight import check_file, check_writable
 

@@ -26,7 +26,7 @@ def gc(
     from tasks.cleanup import decide
     from tasks.cleanup_folders import find, identified, references, remove
     from tasks.layout import runs_root
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     root = runs_root()
     if not root.is_dir():

@@ -74,7 +74,7 @@ def evaluate(
         line.end("done")
     if track:
         from tasks.judge import track_evaluation
-        from tasks.tracking import connect
+        from tasks.tracking_store import connect
 
         track_evaluation(connect(), config, out, summary)
     if as_json:

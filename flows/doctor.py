@@ -143,7 +143,7 @@ def check_store() -> Check:
     """Opens the MLflow store, which makes it where it is missing: the surest way to know that it can be written."""
     try:
         check_writable(runs_root())
-        from tasks.tracking import connect
+        from tasks.tracking_store import connect
 
         return Check("MLflow store", "ok", connect().store)
     except UserError as error:
@@ -153,7 +153,7 @@ def check_store() -> Check:
 def check_promotions() -> list[Check]:
     """Promotions whose process was killed in between, so that an alias stands for what nobody accepted."""
     from tasks.promotion import unfinished_promotions
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     try:
         found = unfinished_promotions(connect())

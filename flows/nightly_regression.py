@@ -40,7 +40,8 @@ from tasks.registry import (
     checked_checkpoint,
 )
 from tasks.stage_run import log, show_table
-from tasks.tracking import TrackedRun, Tracking, connect
+from tasks.tracking import TrackedRun
+from tasks.tracking_store import Tracking, connect
 
 NIGHTLY = EvaluationConfig(benchmarks=("held_out",), instances_per_split=400, samples=1)
 

@@ -29,7 +29,8 @@ from tasks.layout import Cell, Layout
 from tasks.links import link_comparison, link_report
 from tasks.model import build_model
 from tasks.progress import say
-from tasks.tracking import TrackedRun, Tracking
+from tasks.tracking import TrackedRun
+from tasks.tracking_store import Tracking
 from tasks.training import train_policy, train_sft
 
 # As many heavy processes at a time as there are GPUs; on a CPU two of one thread each, or one of two: more threads than

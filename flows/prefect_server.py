@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from flows.children import Child
 from tasks.layout import runs_root
 

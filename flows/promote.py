@@ -40,7 +40,7 @@ from tasks.registry import (
     register,
 )
 from tasks.stage_run import log
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 SMOKE = EvaluationConfig(benchmarks=("held_out",), splits=("validation",), instances_per_split=16, samples=1)
 ASK_SECONDS = 5

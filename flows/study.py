@@ -23,7 +23,7 @@ from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import close_runs, parent_run
 from tasks.study import CellPlace, StudyCell, missing_cells, plan_cells, run_cell, sum_up
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 QUICK = read_study("judge-noise").quick()
 METHODS, JUDGES, SEEDS = list(QUICK.methods), list(QUICK.judges), list(QUICK.seeds)

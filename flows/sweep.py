@@ -33,7 +33,8 @@ from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.layout import Layout
 from tasks.parents import close_runs, parent_run
-from tasks.tracking import TrackedRun, Tracking
+from tasks.tracking import TrackedRun
+from tasks.tracking_store import Tracking
 
 QUICK = read_pipeline("quick")
 MODELS = ["embedded-1m"]

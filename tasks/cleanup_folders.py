@@ -19,10 +19,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 
-from awpo.artifacts import IN_PROGRESS, MANIFEST, file_hash, read_manifest
+from awpo.artifacts import IN_PROGRESS, MANIFEST, read_manifest
 from awpo.endpoint_cache import NAME as ANSWERS
 from awpo.endpoint_cache import WAIT_SECONDS
 from awpo.errors import UserError
+from awpo.files import file_hash
 from awpo.folder_lock import alone_in
 from awpo.training.identity import RESUME
 from awpo.types import content_hash
@@ -30,7 +31,8 @@ from awpo.unfinished import Mark
 from tasks.cleanup import Decision, Item, References, RunState
 from tasks.layout import checkpoint_of
 from tasks.patience import is_away
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile
+from tasks.tracking_store import Tracking
 
 DAY = 86400.0
 # As write_atomically and others name what they write before it is whole: the process that writes stands in the name.

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from awpo.artifacts import read_manifest, write_atomically
+from awpo.artifacts import read_manifest
 from awpo.events import METRICS, Tail
+from awpo.files import write_atomically
 from evaluation.bfcl.averages import NON_LIVE_CALLS
 from tasks.evaluation import find_score, read_scores
 from tasks.stage_run import show_markdown, show_table
-from tasks.tracking import RunFile, TrackedRun, Tracking, stands
+from tasks.tracking import RunFile, TrackedRun, stands
+from tasks.tracking_store import Tracking
 from tasks.training import read_summary
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from awpo.config import CorpusConfig, RationaleConfig
 from awpo.data.settings import DecomposeConfig, SelectConfig
 from tasks.slots import JUDGE_API
 from tasks.stage_run import Work, show_markdown, show_table, stage_run, worth_trying_again
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 
 class DecomposeSettings(DecomposeConfig):

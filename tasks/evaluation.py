@@ -14,7 +14,8 @@ from evaluation.target import Target, evaluation_identity, take_up_again
 from tasks.progress import say
 from tasks.slots import GPU
 from tasks.stage_run import Work, show_table, stage_run, worth_trying_again
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile
+from tasks.tracking_store import Tracking
 
 EVALUATION_TAG = "awpo-evaluate"
 MAX_TABLE_ROWS = 5000

@@ -21,7 +21,8 @@ from awpo.methods import get_method
 from tasks.judge_traces import known_traces, send_traces, trace_id
 from tasks.relay import EVERY_SECONDS, Relay
 from tasks.stage_run import StageRun
-from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run, store_lock
+from tasks.tracking import TrackedRun, ended_truly, open_run
+from tasks.tracking_store import Tracking, store_lock
 
 PROMPT, BLIND_PROMPT = "awpo-judge", "awpo-judge-without-reference"
 TRACES_PER_BATCH = 20

@@ -29,7 +29,8 @@ from mlflow.tracing.constant import SpanAttributeKey, TraceMetadataKey, TraceTag
 
 from awpo.config import JudgeConfig
 from awpo.judge_prompts import CRITERIA, read_reason
-from tasks.tracking import TrackedRun, store_lock
+from tasks.tracking import TrackedRun
+from tasks.tracking_store import store_lock
 
 TRACES_PER_PAGE = 100
 LONGEST_PREVIEW = 1000  # characters

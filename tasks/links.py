@@ -8,7 +8,8 @@ from urllib.parse import quote, urlencode
 from prefect.artifacts import create_link_artifact
 from prefect.context import FlowRunContext
 
-from tasks.tracking import GROUP, TrackedRun, Tracking
+from tasks.tracking import GROUP, TrackedRun
+from tasks.tracking_store import Tracking
 
 MLFLOW_URL = "AWPO_MLFLOW_URL"
 """Environment variable with the address of MLflow's pages for a browser, where that is not the store's own: of a

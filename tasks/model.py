@@ -11,7 +11,7 @@ from awpo.models import ModelChoice, resolve_model
 from awpo.settings import Settings
 from tasks.layout import runs_root
 from tasks.stage_run import Work, stage_run
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 
 class ModelSettings(Settings):

@@ -12,7 +12,8 @@ from awpo.types import content_hash
 from tasks.links import link_run
 from tasks.patience import patience_of_this_run
 from tasks.stage_run import prefect_tags
-from tasks.tracking import TrackedRun, Tracking, close_abandoned_runs, connect, ended_truly, open_run
+from tasks.tracking import TrackedRun, close_abandoned_runs, ended_truly, open_run
+from tasks.tracking_store import Tracking, connect
 
 
 def close_runs(flow: Any, flow_run: Any, state: Any) -> None:

@@ -22,7 +22,7 @@ from awpo.errors import UserError
 from awpo.processes import is_gone, process_identity
 from tasks.registry import SCHEME, aliased_version, checked_checkpoint, find_version
 from tasks.stage_run import log
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 PROMOTING = "awpo.promoting."
 

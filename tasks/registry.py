@@ -14,11 +14,12 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from awpo.artifacts import check_outputs, file_hash
+from awpo.artifacts import check_outputs
 from awpo.errors import UserError
+from awpo.files import file_hash
 from awpo.models import preset_names
 from tasks.layout import checkpoint_of
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 MODEL_NAME = "awpo"
 CHAMPION, CANDIDATE = "champion", "candidate"

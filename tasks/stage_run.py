@@ -41,7 +41,8 @@ from tasks.progress import Line, open_line
 from tasks.relay import MetricsRelay
 from tasks.slots import GPU, slots
 from tasks.system_metrics import system_metrics
-from tasks.tracking import TrackedRun, Tracking, ended_truly, open_run
+from tasks.tracking import TrackedRun, ended_truly, open_run
+from tasks.tracking_store import Tracking
 
 ARTIFACT_SECONDS = 5.0
 LOG_BYTES = 1_000_000  # of the end of each process's log that are kept with its run

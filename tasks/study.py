@@ -24,7 +24,8 @@ from evaluation.study_report import study_json, study_markdown, write_study
 from tasks.evaluation import evaluate, find_score, read_scores
 from tasks.layout import Cell
 from tasks.stage_run import show_markdown
-from tasks.tracking import TrackedRun, Tracking
+from tasks.tracking import TrackedRun
+from tasks.tracking_store import Tracking
 from tasks.training import train_policy
 
 MAIN_SPLIT, TOOLS_SPLIT = "test_phrasings", "test_tools"

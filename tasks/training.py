@@ -19,7 +19,7 @@ from awpo.training.identity import GROWING, policy_identity, refuse_other_launch
 from tasks.judge import judgements_relayed
 from tasks.slots import GPU, JUDGE_API
 from tasks.stage_run import StageRun, Work, show_markdown, stage_run, worth_trying_again
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 TRAINING_TAG = "awpo-train"
 

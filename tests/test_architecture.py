@@ -25,9 +25,18 @@ GROUND = {
     "awpo/config.py": {"awpo.config_rollouts", "awpo.errors", "awpo.methods", "awpo.settings", "awpo.types"},
     "awpo/methods.py": {"awpo.errors", "awpo.settings"},
     "awpo/events.py": set(),
+    "awpo/files.py": set(),
     "awpo/unfinished.py": set(),
     "awpo/folder_lock.py": {"awpo.errors"},
-    "awpo/artifacts.py": {"awpo", "awpo.errors", "awpo.folder_lock", "awpo.types", "awpo.unfinished", "awpo.full_disk"},
+    "awpo/artifacts.py": {
+        "awpo",
+        "awpo.errors",
+        "awpo.files",
+        "awpo.folder_lock",
+        "awpo.types",
+        "awpo.unfinished",
+        "awpo.full_disk",
+    },
 }
 LIGHT = (
     "awpo/methods.py",

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import file_hash
 from awpo.chat import render_prompt, render_target
 from awpo.data.settings import LengthConfig
 from awpo.errors import UserError
+from awpo.files import file_hash
 from awpo.types import Instance, content_hash
 
 CHARACTERS_KEPT = 8_000_000

@@ -19,11 +19,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from awpo.artifacts import write_atomically
 from awpo.data import mixture, store, strict_json
 from awpo.data.instance_parts import InstancePart, continues, read_rows
 from awpo.data.part_processes import serve
 from awpo.data.settings import SelectConfig
+from awpo.files import write_atomically
 
 # Of each dialogue: its rows; its source, by its place among those of the part; whether it may be left out for the
 # benchmarks or the mixture; whether it overlaps with a benchmark; its range of steps; its rank in the mixture.

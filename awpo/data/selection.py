@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from awpo.artifacts import Manifest, input_identity, open_stage, write_atomically
+from awpo.artifacts import Manifest, input_identity, open_stage
 from awpo.data import contamination, select_work, store
 from awpo.data.instance_parts import InstancePart, part_rows, plan_instance_parts, read_rows
 from awpo.data.part_processes import PartProcesses, default_workers
@@ -35,6 +35,7 @@ from awpo.data.select_work import SelectFiles
 from awpo.data.settings import SelectConfig
 from awpo.errors import UserError
 from awpo.events import Progress, silent
+from awpo.files import write_atomically
 
 VERSION = 2
 CONTAMINATED = "contaminated.jsonl"

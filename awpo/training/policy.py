@@ -22,12 +22,12 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import GRPOConfig
 
-from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt
 from awpo.config_training import PolicyConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail
+from awpo.files import write_atomically
 from awpo.judge import judge_identity
 from awpo.methods import Method, get_method
 from awpo.processes import worker_main

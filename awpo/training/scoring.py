@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from awpo.artifacts import write_atomically
 from awpo.chat import parse_completion
 from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import judge_messages

@@ -21,12 +21,12 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import SFTConfig
 
-from awpo.artifacts import write_atomically
 from awpo.chat import render_prompt, render_target
 from awpo.config_training import SftConfig
 from awpo.data.store import read_instances
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog, Tail
+from awpo.files import write_atomically
 from awpo.processes import worker_main
 from awpo.training.checkpoints import (
     MarkWholeCheckpoints,

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from awpo.artifacts import (
-    IN_PROGRESS,
-    file_hash,
-    finished_result,
-    input_identity,
-    open_stage,
-    read_manifest,
-    stage_fingerprint,
-    write_atomically,
-)
+from awpo.artifacts import IN_PROGRESS, finished_result, input_identity, open_stage, read_manifest, stage_fingerprint
 from awpo.errors import UserError
+from awpo.files import file_hash
 
 
 def finish(
@@ -111,20 +103,6 @@ def test_a_manifest_of_another_make_is_named(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"manifest\.json is not a manifest"):
         read_manifest(tmp_path)
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "file"
-    write_atomically(target, "old")
-
-    def broken(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(target, "new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_identity_follows_the_content_and_not_the_place(tmp_path: Path) -> None:
@@ -285,7 +263,7 @@ def test_unfinished_work_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -
 def test_a_process_killed_while_it_writes_its_first_file_leaves_nothing_in_the_way(what: str, tmp_path: Path) -> None:
     folder = tmp_path / "stage"
     code = (
-        "import os, signal, sys; from pathlib import Path; from awpo.artifacts import open_stage, write_atomically\n"
+        "import os, signal, sys; from pathlib import Path; from awpo.artifacts import open_stage; from awpo.files import write_atomically\n"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"folder = Path(sys.argv[1]); {what}\n"
     )

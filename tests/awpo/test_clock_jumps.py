@@ -143,7 +143,8 @@ def test_a_folder_that_is_held_stays_held(seconds: int, library: Path, tmp_path:
 
 TRACKED = """
 import flows.environment
-from tasks.tracking import connect, open_run
+from tasks.tracking import open_run
+from tasks.tracking_store import connect
 stage = folder / "stage"
 stage.mkdir()
 run = open_run(connect(), "stage", stage, "w", {}, begun=True)

@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from awpo.artifacts import MANIFEST, open_stage, read_manifest, write_atomically
+from awpo.artifacts import MANIFEST, open_stage, read_manifest
 from awpo.data.store import read_instances, write_instances
 from awpo.endpoint_cache import CachedAnswer, EndpointCache
 from awpo.errors import UserError
 from awpo.events import EVENTS, METRICS, RunLog, Tail
+from awpo.files import write_atomically
 from awpo.full_disk import full_disk
 from awpo.processes import run_worker
 from evaluation.items import write_items

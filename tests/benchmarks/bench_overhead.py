@@ -68,7 +68,7 @@ def plain(preset: str, out: Path) -> None:
 
 def checkpoints(out: Path) -> dict[str, str]:
     """Hash of the trained weights by stage."""
-    from awpo.artifacts import file_hash
+    from awpo.files import file_hash
 
     found = sorted(out.rglob("checkpoint/model.safetensors"))
     return {path.parents[1].name: file_hash(path) for path in found}

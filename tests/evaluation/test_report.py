@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from awpo.artifacts import open_stage, write_atomically
+from awpo.artifacts import open_stage
 from awpo.errors import UserError
+from awpo.files import write_atomically
 from evaluation.bfcl.benchmark import summary_rows
 from evaluation.items import Item, score_rows, write_items
 from evaluation.report import RunSummary, write_report

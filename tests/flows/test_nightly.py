@@ -122,7 +122,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     before = mlflow.get_tracking_uri()
     with prefect_test_harness(server_startup_timeout=300):
         from tasks.registry import Candidate, register
-        from tasks.tracking import connect
+        from tasks.tracking_store import connect
 
         tracking = connect()
         good = answering_checkpoint(folder / "good")
@@ -149,7 +149,7 @@ def test_without_a_candidate_the_champion_is_held_against_its_accepted_scores(re
 def test_a_damaged_candidate_fails_the_night_and_leaves_the_champion(registry: Registry) -> None:
     from flows.nightly_regression import Regression, nightly_regression
     from tasks.registry import Candidate, register
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     tracking = connect()
     version = register(Candidate(registry.broken), tracking)

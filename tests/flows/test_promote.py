@@ -97,7 +97,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     parts = nightly()
     with prefect_test_harness(server_startup_timeout=300):
         from tasks.registry import Candidate, register
-        from tasks.tracking import connect
+        from tasks.tracking_store import connect
 
         patch.setattr("flows.promote.ASK_SECONDS", 1)
         tracking = connect()
@@ -238,7 +238,7 @@ def test_what_a_killed_promotion_left_is_found_and_mended_by_the_next_one(regist
     from flows.doctor import check_promotions
     from flows.promote import promote
     from tasks.promotion import promoted, unfinished_promotions
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     process = registry.begin(approval=True)
     [run] = wait_for(paused_runs)
@@ -268,7 +268,7 @@ def test_what_a_killed_promotion_left_is_found_and_mended_by_the_next_one(regist
 def test_a_store_that_is_away_is_told_and_mended_later(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks import promotion
     from tasks.promotion import NotPutBack, mend_promotions, promoted, unfinished_promotions
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     def away(*_: Any) -> None:
         raise OSError("the store is away")
@@ -289,7 +289,7 @@ def test_a_store_that_is_away_is_told_and_mended_later(registry: Registry, monke
 
 def test_an_alias_that_a_person_moved_on_meanwhile_stays(registry: Registry) -> None:
     from tasks.promotion import promoted
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     versions = registry.versions()
     with pytest.raises(ValueError, match="no"), promoted(versions[-1], connect(), "champion"):  # noqa: PT012

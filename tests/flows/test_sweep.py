@@ -186,7 +186,7 @@ def test_without_a_champion_the_state_says_that_nothing_was_checked(swept: Swept
 def test_a_champion_whose_files_were_changed_is_refused(swept: Swept) -> None:
     from awpo.errors import UserError
     from tasks.registry import resolve_checkpoint
-    from tasks.tracking import connect
+    from tasks.tracking_store import connect
 
     tracking = connect()
     folder = resolve_checkpoint("models:/awpo@champion", tracking)

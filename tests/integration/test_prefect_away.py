@@ -59,7 +59,7 @@ from pathlib import Path
 from prefect import flow, task
 from awpo.config_training import SftConfig
 from tasks.stage_run import Work, stage_run
-from tasks.tracking import connect
+from tasks.tracking_store import connect
 
 OUT = Path(sys.argv[1])
 

@@ -31,8 +31,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from awpo.artifacts import MANIFEST, file_hash, read_manifest
+from awpo.artifacts import MANIFEST, read_manifest
 from awpo.events import METRICS, Tail
+from awpo.files import file_hash
 from awpo.training.identity import RESUME, WHOLE
 
 HERE = Path(__file__).resolve().parent
@@ -103,7 +104,7 @@ class Given:
             code = (
                 "import flows.environment, sys; from pathlib import Path\n"
                 "from tasks.registry import Candidate, register\n"
-                "from tasks.tracking import connect\n"
+                "from tasks.tracking_store import connect\n"
                 "tracking = connect()\n"
                 "versions = [register(Candidate(Path(sys.argv[1])), tracking) for _ in range(2)]\n"
                 "tracking.client().set_registered_model_alias('awpo', 'champion', versions[0].version)\n"
@@ -193,7 +194,7 @@ def scores_result(out: Path) -> Result:
 
 def store_of(out: Path, code: str) -> Any:
     """What some lines of Python print as JSON of the store."""
-    opening = "import flows.environment, json; from tasks.tracking import connect; client = connect().client()\n"
+    opening = "import flows.environment, json; from tasks.tracking_store import connect; client = connect().client()\n"
     log = out / "asked.log"
     run_python(["-c", opening + code], {"AWPO_RUNS": str(out / "runs")}, log)
     return json.loads(log.read_text("utf-8").strip().splitlines()[-1])

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from soak_servers import Servers
 from soak_watch import processes_of
 
-from awpo.artifacts import file_hash
+from awpo.files import file_hash
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 LEASE_SECONDS = 420.0

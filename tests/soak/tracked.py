@@ -20,7 +20,7 @@ from evaluation.run import evaluate
 from tasks.cancellation import stops_its_tasks
 from tasks.promotion import promoted
 from tasks.registry import find_version
-from tasks.tracking import connect
+from tasks.tracking_store import connect
 from tasks.training import train_sft
 
 

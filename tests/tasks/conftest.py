@@ -18,7 +18,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from tasks.tracking import Tracking, connect
+from tasks.tracking_store import Tracking, connect
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from awpo.folder_lock import alone_in
 from tasks.cleanup import Decision, Item, References, decide
 from tasks.cleanup_folders import find, identified, references, remove
 from tasks.registry import Candidate, register
-from tasks.tracking import RunFile, Tracking, open_run
+from tasks.tracking import RunFile, open_run
+from tasks.tracking_store import Tracking
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("/runs")

@@ -14,7 +14,8 @@ from awpo.config import CorpusConfig, RationaleConfig
 from awpo.data import sources
 from awpo.data.settings import DecomposeConfig, MixtureConfig, NearDuplicatesConfig, SelectConfig
 from tasks.data import decompose, select, write_corpus, write_rationales
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile
+from tasks.tracking_store import Tracking
 
 CORPUS = CorpusConfig(train_dialogues=20, validation_dialogues=4, test_dialogues=4)
 

@@ -24,7 +24,8 @@ from awpo.training.scoring import SAMPLES, Scorer, drop_samples_from
 from awpo.types import Instance, Message, Tool, ToolCall
 from tasks.judge import BLIND_PROMPT, PROMPT, JudgementRelay, announce_judge, register_prompt, track_evaluation
 from tasks.judge_traces import trace_id
-from tasks.tracking import TrackedRun, Tracking, open_run
+from tasks.tracking import TrackedRun, open_run
+from tasks.tracking_store import Tracking
 from tasks.training import train_policy
 
 WEATHER = Tool("get_weather", "weather of a city", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from tasks.links import MLFLOW_URL, comparison_page, run_page
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 
 def test_a_store_behind_a_server_is_its_own_address() -> None:

@@ -15,7 +15,8 @@ import pytest
 from awpo.artifacts import finished_result, open_stage
 from awpo.endpoint_cache import CachedAnswer, EndpointCache
 from tasks.registry import Candidate, register, resolve_checkpoint
-from tasks.tracking import Tracking, open_run
+from tasks.tracking import open_run
+from tasks.tracking_store import Tracking
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 

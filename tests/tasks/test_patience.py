@@ -19,7 +19,7 @@ from prefect.context import FlowRunContext
 
 from tasks import cancellation
 from tasks.patience import PATIENCE_SECONDS, is_away, patience_of_this_run, patient
-from tasks.tracking import Tracking
+from tasks.tracking_store import Tracking
 
 
 class Flaky:

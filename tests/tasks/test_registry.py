@@ -20,7 +20,8 @@ from tasks.registry import (
     register,
     resolve_checkpoint,
 )
-from tasks.tracking import TrackedRun, Tracking, open_run
+from tasks.tracking import TrackedRun, open_run
+from tasks.tracking_store import Tracking
 
 
 def checkpoint(folder: Path, text: str = "{}") -> Path:

@@ -11,7 +11,8 @@ from mlflow.exceptions import MlflowException
 from awpo.events import METRICS, RunLog
 from awpo.training.checkpoints import drop_metrics_after
 from tasks.relay import MetricsRelay
-from tasks.tracking import RunFile, TrackedRun, Tracking, open_run
+from tasks.tracking import RunFile, TrackedRun, open_run
+from tasks.tracking_store import Tracking
 
 
 @pytest.fixture

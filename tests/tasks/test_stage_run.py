@@ -17,7 +17,8 @@ from awpo.processes import StageFailed
 from tasks.cancellation import cancelled, check_cancelled, stops_its_tasks
 from tasks.progress import PlainReporter, reporting
 from tasks.stage_run import StageRun, Work, artifact_key, stage_run, worth_trying_again
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile
+from tasks.tracking_store import Tracking
 
 WORKER = """
 import json, sys, time

@@ -19,7 +19,8 @@ import pytest
 
 from awpo.events import RunLog
 from tasks.relay import MetricsRelay
-from tasks.tracking import TrackedRun, Tracking, connect, open_run
+from tasks.tracking import TrackedRun, open_run
+from tasks.tracking_store import Tracking, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 

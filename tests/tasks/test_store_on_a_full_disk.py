@@ -11,11 +11,12 @@ import pytest
 from awpo.artifacts import read_manifest
 from awpo.errors import UserError
 from awpo.events import RunLog
-from tasks import tracking as tracking_module
+from tasks import tracking_store
 from tasks.patience import patient
 from tasks.relay import MetricsRelay
 from tasks.stage_run import stage_run
-from tasks.tracking import TrackedRun, Tracking, connect, open_run
+from tasks.tracking import TrackedRun, open_run
+from tasks.tracking_store import Tracking, connect
 from tests.small_disk import MIB, SmallDisk, small_disk
 from tests.tasks.test_stage_run import work_in, worker  # noqa: F401 - a fixture
 from tests.tasks.test_store_faults import wait_for
@@ -35,7 +36,7 @@ def on_disk(disk: SmallDisk, empty_store: Path, tracking: Tracking, monkeypatch:
     del tracking
     shutil.copy(empty_store, disk.folder / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{disk.folder / 'mlflow.db'}")
-    monkeypatch.setattr(tracking_module, "patient", lambda client, *_: patient(client, seconds=1.0, ask=0.2))
+    monkeypatch.setattr(tracking_store, "patient", lambda client, *_: patient(client, seconds=1.0, ask=0.2))
     return connect()
 
 

@@ -19,16 +19,8 @@ from mlflow.exceptions import MlflowException
 from awpo.artifacts import open_stage
 from awpo.errors import UserError
 from tasks.system_metrics import system_metrics
-from tasks.tracking import (
-    RunFile,
-    TrackedRun,
-    Tracking,
-    close_abandoned_runs,
-    connect,
-    ended_truly,
-    open_run,
-    shorten,
-)
+from tasks.tracking import RunFile, TrackedRun, close_abandoned_runs, ended_truly, open_run, shorten
+from tasks.tracking_store import Tracking, connect
 
 
 def begin(tracking: Tracking, folder: Path, work: str = "w", name: str = "stage") -> TrackedRun:
@@ -52,7 +44,7 @@ def test_store_is_sqlite_under_the_runs_folder(tracking: Tracking, tmp_path: Pat
 def test_a_store_that_two_processes_make_at_once_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWPO_RUNS", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    code = "import sys, tasks.tracking as t; print('ready', flush=True); sys.stdin.readline(); print(t.connect())"
+    code = "import sys, tasks.tracking_store as t; print('ready', flush=True); sys.stdin.readline(); print(t.connect())"
     root = Path(__file__).resolve().parents[2]
     others = [
         subprocess.Popen(
@@ -360,7 +352,7 @@ class TestStatusIsTrue:
         script = (
             "import os, signal\n"
             "from pathlib import Path\n"
-            "from tasks.tracking import connect, open_run\n"
+            "from tasks.tracking import open_run; from tasks.tracking_store import connect\n"
             f"run = open_run(connect(), 'killed', Path({str(tmp_path / 'k')!r}), 'w', {{}})\n"
             "print(run.run_id, flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"

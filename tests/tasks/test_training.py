@@ -26,7 +26,8 @@ from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.processes import StageFailed
 from tasks.cancellation import stops_its_tasks
-from tasks.tracking import RunFile, Tracking
+from tasks.tracking import RunFile
+from tasks.tracking_store import Tracking
 from tasks.training import train_policy
 from tests.awpo.test_processes import alive, wait_until
 from tests.awpo.training.conftest import CITIES, make_instance

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
 from awpo import chat
-from awpo.artifacts import file_hash
 from awpo.config import CorpusConfig
 from awpo.data import store
 from awpo.data.decompose import decompose
@@ -23,6 +22,7 @@ from awpo.embedded.model import POSITIONS, SIZES, build_model
 from awpo.embedded.scaffolding import CONTROL_TOKENS, TAGS, frame
 from awpo.embedded.tokenizer import VOCABULARY, attached_words, chat_template
 from awpo.errors import UserError
+from awpo.files import file_hash
 from awpo.types import Instance
 
 CONFIG = CorpusConfig(train_dialogues=400, validation_dialogues=10, test_dialogues=30)

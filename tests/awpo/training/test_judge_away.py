@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from awpo.artifacts import file_hash, read_manifest
+from awpo.artifacts import read_manifest
 from awpo.chat import parse_completion
 from awpo.config import EndpointConfig, JudgeConfig
 from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
 from awpo.events import METRICS, Tail
+from awpo.files import file_hash
 from awpo.training import scoring
 from awpo.training.policy import train_policy
 from tests.fault_server import FaultServer

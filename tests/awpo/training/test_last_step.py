@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from awpo.artifacts import file_hash
 from awpo.config_training import PolicyConfig, SftConfig
 from awpo.events import METRICS, Tail
+from awpo.files import file_hash
 from awpo.training import policy, sft
 
 POLICY = PolicyConfig(

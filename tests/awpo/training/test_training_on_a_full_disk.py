@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from awpo.artifacts import MANIFEST, file_hash, read_manifest
+from awpo.artifacts import MANIFEST, read_manifest
 from awpo.config_training import PolicyConfig, SftConfig
 from awpo.errors import UserError
 from awpo.events import EVENTS, METRICS, Tail
+from awpo.files import file_hash
 from awpo.processes import run_worker
 from awpo.training.checkpoints import last_whole_checkpoint, step_of
 from awpo.training.identity import RESUME, WHOLE
