@@ -17,7 +17,8 @@ from typing import Any
 from awpo.artifacts import Manifest, open_stage
 from awpo.config import CorpusConfig
 from awpo.embedded.catalogue import load_catalogue, slots_of
-from awpo.embedded.drafting import Draft, Plan, draw_plan, write_draft
+from awpo.embedded.drafting import Draft, write_draft
+from awpo.embedded.plans import Plan, draw_plan
 from awpo.errors import UserError
 from awpo.events import Progress, silent
 from awpo.files import write_atomically

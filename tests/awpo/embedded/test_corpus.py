@@ -13,7 +13,7 @@ from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig
 from awpo.embedded.catalogue import load_catalogue, slots_of
 from awpo.embedded.corpus import DIALOGUES, dialogues, drafts, write_corpus
-from awpo.embedded.drafting import PLANS, Plan
+from awpo.embedded.plans import PLANS, Plan
 from awpo.errors import UserError
 from awpo.types import Dialogue, Message, canonical_json
 
@@ -211,7 +211,7 @@ def test_plans_add_up_to_all_dialogues() -> None:
 
 
 def test_a_split_too_large_for_the_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awpo.embedded.drafting.PLANS", (Plan(100, 1, ("single",)),))
+    monkeypatch.setattr("awpo.embedded.plans.PLANS", (Plan(100, 1, ("single",)),))
     monkeypatch.setattr("awpo.embedded.corpus._ATTEMPTS", 1)
     with pytest.raises(UserError, match="ask for fewer"):
         list(dialogues(CorpusConfig(train_dialogues=500, validation_dialogues=300, test_dialogues=1)))
