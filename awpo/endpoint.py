@@ -223,7 +223,7 @@ class Endpoint:
         assert failure is not None  # attempts >= 1
         self.usage.failures += 1
         tries = f" (the last of {self.config.attempts} tries)" if self.config.attempts > 1 else ""
-        raise EndpointError(f"{failure}{tries}", failure.status)
+        raise EndpointError(f"{failure}{tries}", failure.status, passes=True)
 
     async def _ask_within_limits(self, connections: Connections, request: Mapping[str, Any]) -> CachedAnswer:
         """One try: waits for its turn, pays for it, sets the time limit and counts."""

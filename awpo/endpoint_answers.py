@@ -38,11 +38,14 @@ _HINTS = {
 
 
 class EndpointError(UserError):
-    """A request that failed for good. `status` is the HTTP status, None where there was no answer to speak of."""
+    """A request that failed for good. `status` is the HTTP status, None where there was no answer to speak of.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    `passes` says that the endpoint was away or overloaded, and not that this request is wrong.
+    """
+
+    def __init__(self, message: str, status: int | None = None, *, passes: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.passes = status, passes
 
     @property
     def hopeless(self) -> bool:
@@ -102,9 +105,11 @@ class AnswerReader:
         if wait is None or not can_pass(error):
             return 0.0
         if wait > LONGEST_RETRY_AFTER:
-            raise self.error(
+            away = self.error(
                 f"answered {error.status_code} and asks to wait {wait:.10g} s; start again later", error.status_code
-            ) from None
+            )
+            away.passes = True
+            raise away from None
         return wait
 
     def error(self, what: str, status: int | None = None) -> EndpointError:

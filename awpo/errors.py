@@ -6,4 +6,7 @@ class UserError(Exception):
 
     The message is one line: what is wrong, where, and how to mend it. The command line prints it
     without a traceback and exits with code 2; a flow fails with it as its state's message.
+    `passes` says that it may pass by itself, as where a server is away: a flow tries again a few times.
     """
+
+    passes = False

@@ -291,7 +291,9 @@ def worth_trying_again(_task: Any, _run: Any, state: State[Any]) -> bool:
     """Retries are for accidents: not for what a person must mend, nor for what was stopped."""
     try:
         state.result()
-    except (UserError, InterruptedError):
+    except UserError as error:
+        return error.passes
+    except InterruptedError:
         return False
     except Exception:  # noqa: BLE001 - whatever else went wrong may be an accident
         return True

@@ -28,6 +28,9 @@ FAILURES_IN_A_ROW = 16
 """So many requests that fail one after another mean that the endpoint is down: the run stops, to be taken up later."""
 USUAL_ANSWER = 120
 """Tokens of a usual answer, for estimates: two to five sentences."""
+GOES_ON = "what was answered is kept, the same command goes on from there"
+PROBE = "Answer with the word yes."
+"""Asked where requests failed, to see whether the endpoint is there; answers to it are not kept."""
 LONGEST_SHOWN = 2000
 """Characters of a refused answer that are shown to its writer."""
 
@@ -138,42 +141,86 @@ class RationaleWriter:
     def ask_all(self, instances: Iterable[Instance], total: int, progress: Progress) -> None:
         """Asks about each of the instances, at most `concurrency` requests at once; the answers go to the cache.
 
-        `instances` is drawn from as requests finish, so memory is bounded by the concurrency. Raises UserError where
-        the endpoint refuses all requests (wrong key, address or model), FAILURES_IN_A_ROW fail, the budget is used
+        `instances` is drawn from as requests finish, so memory is bounded by the concurrency and by what failed while
+        the endpoint was away, which is asked about once more in the end. Raises UserError where the endpoint refuses
+        all requests (wrong key, address or model), FAILURES_IN_A_ROW fail, it is away in the end, the budget is used
         up or the deadline passes.
         """
-        done = failed_in_a_row = 0
-
-        async def work(items: Iterator[Instance]) -> None:
-            nonlocal done, failed_in_a_row
-            for instance in items:
-                try:
-                    await self.ask(instance)
-                    failed_in_a_row = 0
-                except EndpointError as error:
-                    failed_in_a_row += 1
-                    if error.hopeless or failed_in_a_row >= FAILURES_IN_A_ROW:
-                        raise
-                    self.failed[instance.id] = str(error)
-                done += 1
-                progress(min(done, total), total, "rationales")
+        asking = _Asking(self, total, progress)
 
         async def run() -> None:
-            items = iter(instances)
             async with self.endpoint:
                 try:
-                    async with asyncio.timeout(self.config.deadline_seconds), asyncio.TaskGroup() as group:
-                        for _ in range(self.endpoint.config.concurrency):
-                            group.create_task(work(items))
+                    async with asyncio.timeout(self.config.deadline_seconds):
+                        await asking.all(instances)
                 except* UserError as errors:
-                    raise errors.exceptions[0] from None
+                    found = errors.exceptions[0]
+                    if isinstance(found, EndpointError):
+                        found = EndpointError(f"{found}; {GOES_ON}", found.status, passes=found.passes)
+                    raise found from None
                 except* TimeoutError:
                     raise UserError(
-                        f"{done} of {total} rationales were written when the deadline of "
+                        f"{asking.done} of {total} rationales were written when the deadline of "
                         f"{self.config.deadline_seconds:g} s passed; the same command goes on from there"
                     ) from None
 
         _run(run())
+
+
+class _Asking:
+    """One pass over all instances, and another over those of which nothing was heard as the endpoint was away.
+
+    A result that is finished is not asked about again, so a failure stays in it only where the endpoint answers
+    other requests: then it is this request's own.
+    """
+
+    def __init__(self, writer: RationaleWriter, total: int, progress: Progress) -> None:
+        self.writer, self.total, self.progress = writer, total, progress
+        self.done = self.failed_in_a_row = 0
+        self.unheard: list[Instance] = []
+        self.again = False
+
+    async def all(self, instances: Iterable[Instance]) -> None:
+        await self._each(iter(instances))
+        if not self.unheard:
+            return
+        await self._see_that_it_answers()
+        again, self.unheard, self.failed_in_a_row, self.again = self.unheard, [], 0, True
+        await self._each(iter(again))
+        if self.unheard:
+            await self._see_that_it_answers()
+
+    async def _each(self, instances: Iterator[Instance]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.writer.endpoint.config.concurrency):
+                group.create_task(self._work(instances))
+
+    async def _work(self, instances: Iterator[Instance]) -> None:
+        for instance in instances:
+            try:
+                await self.writer.ask(instance)
+                self.failed_in_a_row = 0
+                self.writer.failed.pop(instance.id, None)
+            except EndpointError as error:
+                self.failed_in_a_row += 1
+                if error.hopeless or (self.failed_in_a_row >= FAILURES_IN_A_ROW and not self.again):
+                    raise
+                if self.failed_in_a_row >= FAILURES_IN_A_ROW:  # all of these failed before: each may be at fault itself
+                    await self._see_that_it_answers()
+                    self.failed_in_a_row = 0
+                self.writer.failed[instance.id] = str(error)
+                if error.passes:
+                    self.unheard.append(instance)
+            self.done += 1
+            self.progress(min(self.done, self.total), self.total, "rationales")
+
+    async def _see_that_it_answers(self) -> None:
+        """Raises EndpointError where the endpoint is away: a small request that nobody else's fault can be in."""
+        try:
+            await self.writer.endpoint.ask([{"role": "user", "content": PROBE}], keep=lambda text: False)
+        except EndpointError as error:
+            if error.hopeless or error.passes:
+                raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from prefect.states import Completed, exception_to_failed_state
 
 from awpo.artifacts import read_manifest
 from awpo.config_training import SftConfig
+from awpo.endpoint_answers import EndpointError
 from awpo.errors import UserError
 from awpo.processes import StageFailed
 from tasks.cancellation import cancelled, check_cancelled, stops_its_tasks
@@ -232,6 +233,8 @@ def test_a_retry_says_why_and_that_it_goes_on(
     ("error", "again"),
     [
         (UserError("mend me"), False),
+        (EndpointError("a wrong key", 401), False),
+        (EndpointError("away", passes=True), True),
         (InterruptedError("stopped"), False),
         (StageFailed("no memory"), True),
         (OSError("network"), True),
