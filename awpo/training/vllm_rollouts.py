@@ -32,6 +32,9 @@ from awpo.training.sharding import in_shards, whole_weights
 from awpo.training.vllm_server import Sampled, Sampling, ServerGone, VllmClient
 
 RESTARTS = 2
+AWAY_SECONDS, AWAY_PAUSE = 120.0, 2.0
+"""How long a server that was not started here is waited for, and how often it is looked for."""
+GOES_ON = "once it is well, start again: training goes on from the last checkpoint"
 WEIGHTS = ".rollout-weights"
 PROBES, PROBE_TOKENS = 4, 16
 SINGLE, HALF = 1e-3, 0.1
@@ -57,7 +60,7 @@ class VllmRollouts:
     """Samples rollouts by a vLLM server, asked by the main process for all; the others have no `client`.
 
     `probes` are prompts as token ids. Where the server ends it is started again, at most `RESTARTS` times in a run;
-    one that runs elsewhere is not.
+    one that runs elsewhere is waited for as often, `AWAY_SECONDS` each time.
     """
 
     def __init__(self, config: PolicyConfig, probes: list[list[int]], folder: Path, log: RunLog) -> None:
@@ -145,14 +148,29 @@ class VllmRollouts:
         return float((told - torch.cat(trained)).abs().mean())
 
     def _start_again(self, error: ServerGone) -> None:
-        """Starts the server anew. Raises StageFailed where it is not ours, or has ended too often."""
+        """Starts the server anew, or waits for one that is not ours. Raises StageFailed where it stays away, or was
+        away too often."""
         if self._start is None:
-            raise StageFailed(f"{error}; once it is back, start again: training goes on from the last checkpoint")
+            self._wait(error)
+            return
         if self._restarts == RESTARTS:
             raise StageFailed(f"{error}, and it was started again {self._restarts} times; its log says why")
         self._restarts += 1
         self.log.warning(f"{error}; it is started again ({self._restarts} of {RESTARTS})")
         self.client = self._start()
+
+    def _wait(self, error: ServerGone) -> None:
+        assert self.client
+        if self._restarts == RESTARTS:
+            raise StageFailed(f"{error}, and was away {RESTARTS} times before; {GOES_ON}")
+        self._restarts += 1
+        self.log.warning(f"{error}; it is waited for, {AWAY_SECONDS:g} s at most ({self._restarts} of {RESTARTS})")
+        deadline = time.monotonic() + AWAY_SECONDS
+        while not self.client.is_well():
+            if time.monotonic() > deadline:
+                raise StageFailed(f"{error}, and was waited for {AWAY_SECONDS:g} s; {GOES_ON}")
+            time.sleep(AWAY_PAUSE)
+        self.client.check(context_of(self.config))
 
 
 @contextmanager
@@ -172,7 +190,7 @@ def open_rollouts(
     if not main:
         yield found
         return
-    context = config.max_prompt_length + config.max_completion_length
+    context = context_of(config)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, found.folder, ignore_errors=True)
 
@@ -195,6 +213,11 @@ def open_rollouts(
 
             found.client, found._start = start(), start
         yield found
+
+
+def context_of(config: PolicyConfig) -> int:
+    """Tokens of the longest prompt with its completion."""
+    return config.max_prompt_length + config.max_completion_length
 
 
 def probe_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:

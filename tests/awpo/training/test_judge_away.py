@@ -31,10 +31,10 @@ def _each_completion_is_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "parse_completion", lambda text: parse_completion(f"<think>{text}</think>Hello."))
 
 
-def config(server: FaultServer, cache: Path) -> PolicyConfig:
+def config(server: FaultServer, cache: Path, timeout: float = 30) -> PolicyConfig:
     # One request at a time: how many are answered when the server ends is known.
     # Answers are kept, as by default those of an endpoint on another machine are.
-    options = {"concurrency": 1, "attempts": TRIES, "timeout_seconds": 30, "cache": str(cache)}
+    options = {"concurrency": 1, "attempts": TRIES, "timeout_seconds": timeout, "cache": str(cache)}
     endpoint = EndpointConfig(base_url=server.url, model="m", **options)
     return PolicyConfig(
         steps=STEPS,
@@ -92,3 +92,33 @@ def test_a_judge_that_is_away_ends_the_run_in_one_line_and_what_it_answered_is_k
         after = asked(back.log())
     assert before + after == once, "each thought is asked about once, over both lives of the server"
     assert result(cut) == result(whole)
+
+
+WAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "503": ({"do": "status", "status": 503, "message": "loading"}, "answered 503: loading"),
+    "silence": ({"do": "hang"}, "gave no answer within 1 s"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_judge_that_is_there_and_answers_nothing_ends_the_run_alike(
+    way: str, tiny_model: Path, instances: Path, tmp_path: Path
+) -> None:
+    does, told = WAYS[way]
+    out, cache, answered = tmp_path / "out", tmp_path / "answers.sqlite", 20
+    with FaultServer() as server:
+        settings = config(server, cache, timeout=1)
+        server.script({**ANSWER, "times": answered}, default=does)
+        match = rf"^the judge m failed on (\d) of \d thoughts .*{told} \(the last of {TRIES} tries\); mend the endpoint"
+        with pytest.raises(UserError, match=match):
+            train_policy(str(tiny_model), instances, out, settings)
+        log = server.log()
+        batch = settings.prompts_per_rollout * settings.group_size
+        assert answered < len(log) <= answered + batch * TRIES
+        assert read_manifest(out) is None
+        server.script(default=ANSWER)
+        train_policy(str(tiny_model), instances, out, settings)
+        once = asked(log) + asked(server.log())
+    assert set(once.values()) == {1}, "each thought is asked about once"
+    assert len(list(Tail(out / METRICS))) == STEPS

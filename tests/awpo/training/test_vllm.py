@@ -292,9 +292,10 @@ def test_two_processes_take_the_rollouts_of_one(parts: tuple[Path, Path], tmp_pa
 
 
 def test_a_run_whose_server_elsewhere_ends_goes_on_with_another(
-    parts: tuple[Path, Path], tmp_path: Path, server: ModelServer, url: str
+    parts: tuple[Path, Path], tmp_path: Path, server: ModelServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one: it ends the server of the others."""
+    monkeypatch.setattr(vllm_rollouts, "AWAY_SECONDS", 1.0)
 
     def kill() -> None:
         while not list(Tail(tmp_path / METRICS)):
@@ -304,7 +305,7 @@ def test_a_run_whose_server_elsewhere_ends_goes_on_with_another(
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    with pytest.raises(StageFailed, match=r"does not answer .*; once it is back, start again: training goes on"):
+    with pytest.raises(StageFailed, match=r"does not answer .*; once it is well, start again: training goes on"):
         train_policy(str(parts[0]), parts[1], tmp_path, config(url))
     killer.join()
     done = len(metrics_of(tmp_path))
