@@ -54,6 +54,16 @@ START = {
     "judge": ("", "</think>", '{"coherence": ', '{"reason": "'),
     "settings": ("", "a: ", "[", "steps: 1", 'model: "', "? "),
     "rows": ("", "[", '[{"a": ', '{"messages": "'),
+    "endpoint": (
+        "200\n\n",
+        '200\n\n{"choices": [{"message": {"content": "',
+        "429\nRetry-After: ",
+        '500\n\n{"error": "',
+    ),
+    "answers": ("", "<tool_call>\n{", "[get(a=", "The answer is ("),
+    "records": ("", '{"time": ', '{"uri": "'),
+    "forms": ("", '{"out": "', '{"settings": ', '{"settings": {"judge": {"endpoint": {"base_url": "'),
+    "requests": ("", '{"messages": ', '{"messages": [{"role": "user", "content": "', '{"tools": '),
 }
 END = ("", "x", "\n", '"]})')
 

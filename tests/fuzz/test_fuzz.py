@@ -25,7 +25,7 @@ from flows.parameters import PipelineSettings
 from tasks.tracking import RunFile
 from tests.fuzz.further_targets import tokenizer
 from tests.fuzz.fuzz import TOKENS
-from tests.fuzz.growth import bombs, repeated, rows_of_formats
+from tests.fuzz.growth import bombs, repeated, rows_of_formats, texts
 from tests.fuzz.targets import CORPUS, TARGETS
 
 SEEDS = {name: [path.read_bytes() for path in sorted((CORPUS / name).iterdir())] for name in TARGETS}
@@ -58,6 +58,11 @@ def test_the_seeds_are_text_and_few(name: str) -> None:
         TARGETS[name](seed)
     assert len(SEEDS[name]) >= 3
     assert sum(map(len, SEEDS[name])) < 20_000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_growth_is_measured_of_every_target(name: str) -> None:
+    assert texts(name, 100)
 
 
 @pytest.mark.parametrize("name", TARGETS)
