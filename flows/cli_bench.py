@@ -64,4 +64,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
         ("tokens per second", "tokens_per_second", 1.0),
         ("peak memory, MiB", "peak_memory", 2.0**20),
     ]
-    return [(name, *(f"{side[key] / unit:.2f}" for side in sides)) for name, key, unit in lines]
+    return [
+        ("micro-batch", str(found["micro_batch_stock"]), str(found["micro_batch_ours"])),
+        *((name, *(f"{side[key] / unit:.2f}" for side in sides)) for name, key, unit in lines),
+    ]

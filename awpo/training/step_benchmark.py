@@ -322,9 +322,11 @@ class _Worker:
             gradient = torch.cat([one.grad.flatten() for one in trainer.model.parameters() if one.grad is not None])
             found.append((values.detach()[kept], gradient))
         (plain, right), (packed, gradient) = found
+        difference = float((gradient - right).norm())
         return {
             "max_logprob_difference": float((packed - plain).abs().max()),
-            "gradient_difference": float((gradient - right).norm() / right.norm()),
+            # No gradient at all where all answers of the group have one reward.
+            "gradient_difference": difference and difference / float(right.norm()),
         }
 
 

@@ -57,15 +57,16 @@ def main() -> None:
         with open(arguments.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(known[name]) + "\n")
     print(
-        "| model | prompt + answer | group | stock, s | ours, s | ratio | smallest, largest | memory, stock / ours, MiB |"
+        "| model | prompt + answer | group | micro-batch, stock / ours | stock, s | ours, s | ratio | smallest, largest | "
+        "memory, stock / ours, MiB |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     failed = []
     for found in known.values():
         stock, ours = found["stock"], found["ours"]
         print(
             f"| {found['model']} | {found['prompt']} + {found['answer']} | {found['group']} | "
-            f"{stock['processor_seconds']:.2f} | {ours['processor_seconds']:.2f} | {found['ratio_median']:.2f} | "
+            f"{found['micro_batch_stock']} / {found['micro_batch_ours']} | {stock['processor_seconds']:.2f} | {ours['processor_seconds']:.2f} | {found['ratio_median']:.2f} | "
             f"{found['ratio_min']:.2f}, {found['ratio_max']:.2f} | {stock['peak_memory'] / 2**20:.0f} / "
             f"{ours['peak_memory'] / 2**20:.0f} |"
         )
