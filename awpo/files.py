@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def name_meant(name: str) -> str:
@@ -62,3 +64,23 @@ def file_hash(path: Path) -> str:
         return digest.hexdigest()
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def keep_rows(file: Path, keeps: Callable[[Any], bool]) -> None:
+    """Leaves those rows of a file of JSON lines of which `keeps` is true; a file that is not there stays so.
+
+    A row that cannot be read goes as well: half of one, of a process that died in writing it, which the next row would
+    be written behind. `keeps` may raise KeyError, TypeError or ValueError for a row that is none.
+    """
+    if not file.exists():
+        return
+
+    def is_kept(line: bytes) -> bool:
+        try:
+            return keeps(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    # At line feeds alone: a text may hold other ends of lines, as U+2028, which JSON leaves as they are.
+    rows = file.read_bytes().split(b"\n")[:-1]
+    write_atomically(file, b"".join(row + b"\n" for row in rows if is_kept(row)))

@@ -44,7 +44,9 @@ class ToolCall:
 
         Raises ValueError where a name is missing or the arguments are not an object.
         """
-        function = value.get("function", value)
+        function = value.get("function", value) if isinstance(value, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise ValueError("a tool call is an object, or holds one as 'function'")
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             arguments = json.loads(arguments) if arguments.strip() else {}
@@ -69,12 +71,16 @@ class Tool:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Tool:
-        """Reads the OpenAI form or the bare function. Raises ValueError where the name is missing."""
-        function = value.get("function", value)
-        if not isinstance(function.get("name"), str):
+        """Reads the OpenAI form or the bare function. Raises ValueError where the name is missing, or is no string, the
+        description is none, or the parameters are no object."""
+        function = value.get("function", value) if isinstance(value, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError("a tool needs a string 'name'")
+        description = function.get("description") or ""
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        return Tool(function["name"], function.get("description") or "", parameters)
+        if not isinstance(description, str) or not isinstance(parameters, dict):
+            raise ValueError("a tool needs a string 'description' and an object 'parameters'")
+        return Tool(function["name"], description, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +105,12 @@ class Message:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Message:
-        """Raises ValueError where the role is unknown or a call cannot be read."""
-        if value.get("role") not in ("system", "user", "assistant", "tool"):
-            raise ValueError(f"unknown role {value.get('role')!r}")
+        """Raises ValueError where the role is unknown, the content is no text or a call cannot be read."""
+        if not isinstance(value, Mapping) or value.get("role") not in ("system", "user", "assistant", "tool"):
+            role = value.get("role") if isinstance(value, Mapping) else value
+            raise ValueError(f"unknown role {role!r:.200}")
+        if not isinstance(value.get("content"), str | None):
+            raise ValueError(f"the content of a message is a string: {value['content']!r:.200}")
         return Message(
             role=value["role"],
             content=value.get("content"),

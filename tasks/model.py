@@ -21,11 +21,6 @@ class ModelSettings(Settings):
     seed: int
 
 
-def label_of(model: str) -> str:
-    """The plain name under which a model's results are kept: its preset's, or its folder's."""
-    return resolve_model(model).name
-
-
 @task(name="model", task_run_name="build model {model} · seed {seed}", cache_policy=NO_CACHE)
 def build_model(model: str, instances: Path, out: Path, seed: int, tracking: Tracking) -> str:
     """Makes the starting model at hand; returns its folder, or the hub id and revision of one that is loaded by id.

@@ -18,7 +18,7 @@ from transformers.training_args import TrainingArguments
 from awpo.artifacts import Stage, open_stage
 from awpo.errors import UserError
 from awpo.events import METRICS, RunLog
-from awpo.files import flush_to_disk, write_atomically
+from awpo.files import flush_to_disk, keep_rows, write_atomically
 from awpo.models import HARMLESS, no_weights
 from awpo.training.identity import RESUME, WHOLE, TrainingIdentity, refuse_other_launch
 from awpo.training.sharding import process_state
@@ -128,20 +128,7 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
 def drop_metrics_after(out: Path, last: int) -> None:
     """Removes the metrics of steps after `last`, which will be trained again."""
-    file = out / METRICS
-    if not file.exists():
-        return
-    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) <= last]
-    write_atomically(file, "".join(kept))
-
-
-def _step_of(line: str) -> float:
-    if not line.endswith("\n"):
-        return float("inf")  # the next line would be written behind it
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return float("inf")  # half a line, of a process that died in writing it
+    keep_rows(out / METRICS, lambda row: int(row["step"]) <= last)
 
 
 def split_revision(location: str) -> tuple[str, str | None]:

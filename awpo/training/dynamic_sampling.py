@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups without variance teach nothing, so other prompts are drawn in their place.
+"""DAPO's dynamic sampling: groups without variance teach nothing, so prompts are drawn anew in their place.
 
 DAPO (arXiv 2503.14476) keeps a group where some answers are right and some are wrong: its penalty for length does not
 count. Here the outcome is graded, so a group is kept where a reward varies that the method reads, the outcome taken

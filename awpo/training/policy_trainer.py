@@ -32,7 +32,7 @@ from awpo.training.dynamic_sampling import replace_groups, teaching_groups, vary
 from awpo.training.finite_steps import FiniteSteps
 from awpo.training.packed_trainer import PackedTrainer
 from awpo.training.rollout_watch import RolloutWatch, reward_metrics
-from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows
+from awpo.training.scoring import Drawn, Scorer, Scores, chosen_rows, of_all_judges
 from awpo.training.sharding import whole_weights
 from awpo.training.vllm_rollouts import DIFFERENCE, VllmRollouts, refuse_stale
 from awpo.types import Instance
@@ -205,7 +205,8 @@ class PolicyTrainer(FiniteSteps, PackedTrainer):
         return batch
 
     def _fresh_rows(self, count: int, group_size: int, draw: int) -> list[dict[str, Any]]:
-        """Other prompts of the training set; which ones depends on seed, step and round alone, so resuming is exact."""
+        """Prompts of the training set, drawn with replacement by each process, so that one may come twice or be in the
+        batch already; which ones depends on seed, step and round alone, so resuming is exact."""
         seed = f"{self.args.seed}-{self.state.global_step}-{draw}-{self.accelerator.process_index}"
         picked = random.Random(seed).choices(range(len(self.train_dataset)), k=count // group_size)
         return [dict(self.train_dataset[index]) for index in picked for _ in range(group_size)]
@@ -288,7 +289,7 @@ class PolicyTrainer(FiniteSteps, PackedTrainer):
         )
         if judged := sum(len(one.scores.grades) for one in self._draws):
             values["judge/seconds_per_judgement"] = drawn.scores.judge_seconds / judged
-            values |= self.scorer.metrics()
+            values |= of_all_judges(gather_object([self.scorer.metrics()]))
         for name, value in values.items():
             metrics[name].append(value)
         self._watch.see(rewards_N, result)

@@ -8,7 +8,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from awpo.chat import parse_completion
 from awpo.config_training import PolicyConfig
 from awpo.errors import UserError
-from awpo.files import write_atomically
+from awpo.files import keep_rows
 from awpo.judge import grade, make_judge
 from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import judge_messages
@@ -214,14 +214,13 @@ def _requests(instance: Instance, text: str, grades: Grades) -> dict[str, Any]:
 
 def drop_samples_from(file: Path, step: int) -> None:
     """Removes the samples of rollouts made for optimiser step `step` or a later one, which will be made again."""
-    if not file.exists():
-        return
-    kept = [line for line in file.read_text("utf-8").splitlines(keepends=True) if _step_of(line) < step]
-    write_atomically(file, "".join(kept))
+    keep_rows(file, lambda row: int(row["step"]) < step)
 
 
-def _step_of(line: str) -> float:
-    try:
-        return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # half a line, of a process that died in writing it
+def of_all_judges(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sums of what `Scorer.metrics` told in each process; the latency is the mean over all answers."""
+    names = dict.fromkeys(name for one in counters for name in one)
+    found = {name: sum(one.get(name, 0.0) for one in counters) for name in names}
+    if "judge/latency" in found:
+        found["judge/latency"] = found["judge/seconds"] / found["judge/answers"]
+    return found

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from awpo.types import Instance, Message, Tool, ToolCall, canonical_json, content_hash
@@ -67,3 +69,24 @@ def test_calls_that_are_none_are_refused(bad: dict) -> None:
 def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown role 'robot'"):
         Message.from_json({"role": "robot", "content": ""})
+
+
+@pytest.mark.parametrize("value", [None, "f", [], {"function": None}, {"function": "f"}, {"function": []}, {"name": 1}])
+def test_what_is_no_call_and_no_tool_is_a_value_error(value: Any) -> None:
+    with pytest.raises(ValueError, match="a tool call"):
+        ToolCall.from_json(value)
+    with pytest.raises(ValueError, match="a tool needs"):
+        Tool.from_json(value)
+    with pytest.raises(ValueError, match=r"a tool call|unknown role"):
+        Message.from_json({"role": "assistant", "tool_calls": [value]} if value else value)
+
+
+@pytest.mark.parametrize("wrong", [{"description": 3}, {"parameters": "abc"}, {"parameters": ["a"]}])
+def test_a_tool_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="'description' and an object 'parameters'"):
+        Tool.from_json({"name": "f", **wrong})
+
+
+def test_content_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="content of a message is a string"):
+        Message.from_json({"role": "user", "content": [{"type": "text", "text": "Hi"}]})

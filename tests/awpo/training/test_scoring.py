@@ -16,7 +16,7 @@ from awpo.judge_endpoint import EndpointJudge
 from awpo.judge_prompts import judge_messages
 from awpo.judgement import Grades, JudgeAnswer, Judgement
 from awpo.methods import get_method
-from awpo.training.scoring import Scorer, Scores, check_ranges
+from awpo.training.scoring import Scorer, Scores, check_ranges, of_all_judges
 from awpo.types import Completion, ToolCall
 
 THOUGHT = "<think>\nget_weather fits: weather of a city. city is Paris.\n</think>\n\n"
@@ -154,3 +154,23 @@ def test_a_judge_of_another_scale_ends_the_run_before_a_step(instances: Path) ->
     scorer.judge = GenerousJudge()
     with pytest.raises(UserError, match=r"'reasoning' .* is 24, outside of its range \[0, 3\]"):
         scorer.score(read_instances(instances, {"train"})[:1], [THOUGHT + CALL], [30])
+
+
+def test_what_judges_of_several_processes_cost_is_summed() -> None:
+    one = {"judge/requests": 3.0, "judge/answers": 3.0, "judge/seconds": 6.0, "judge/latency": 2.0, "judge/cost": 0.5}
+    other = {
+        "judge/requests": 2.0,
+        "judge/answers": 1.0,
+        "judge/seconds": 6.0,
+        "judge/latency": 6.0,
+        "judge/cost": 0.25,
+    }
+    silent = {"judge/requests": 1.0, "judge/answers": 0.0, "judge/seconds": 0.0}
+    assert of_all_judges([one, other, silent]) == {
+        "judge/requests": 6.0,
+        "judge/answers": 4.0,
+        "judge/seconds": 12.0,
+        "judge/latency": 3.0,
+        "judge/cost": 0.75,
+    }
+    assert of_all_judges([{}, {}]) == {}
