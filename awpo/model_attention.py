@@ -30,6 +30,10 @@ def _attention(
     """Returns (rows, tokens, heads, head size), as transformers wants it."""
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, mask, **named)
+    if unknown := [
+        name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if named.get(name) is not None
+    ]:
+        raise NotImplementedError(f"attention by a layout knows no {', '.join(unknown)}")
     return packed.attend(module.layer_idx, query, key, value, named["scaling"]).transpose(1, 2), None
 
 
@@ -44,6 +48,8 @@ def why_not_packed(model: Any) -> str | None:
         return f"a model of type {config.model_type} computes its attention in a way of its own"
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"}):
         return f"the model has layers of {', '.join(others)}"
+    if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
+        return "the model's attention has a sliding window"
     if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_logit_softcapping", None):
         return "the model's attention has dropout or a soft cap"
     return None

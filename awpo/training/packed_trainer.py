@@ -29,7 +29,7 @@ from awpo.training.resumable_trainer import ResumableTrainer
 from awpo.training.sharding import in_shards
 
 PLAIN_ARGUMENTS = ("batch_size", "compute_entropy", "compute_aux_loss")
-UNPACKED = "each prompt is computed once for every rollout of its group: "
+UNPACKED = "prompts are not shared, each is computed again for every rollout of its group: "
 
 
 def _allowed(accelerator: Accelerator) -> float:

@@ -30,6 +30,7 @@ package is not ours: an exception is a verdict of "not valid" that says so; `eva
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -76,6 +77,8 @@ def load_official() -> types.SimpleNamespace:
     for name, module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.items():
         if name not in NOT_RUN:
             importlib.import_module(module)
+    held = vars(multi_turn_utils)
+    held["eval"] = functools.partial(_evaluate, held)
     check_reply, languages = None, None
     if importlib.util.find_spec("bfcl_eval.eval_checker.agentic_eval"):  # version 4
         check_reply = importlib.import_module("bfcl_eval.eval_checker.agentic_eval.agentic_checker").agentic_checker
@@ -91,6 +94,12 @@ def load_official() -> types.SimpleNamespace:
         languages=languages,
         instances=vars(multi_turn_utils),  # where the executor keeps them, by name
     )
+
+
+def _evaluate(held: Mapping[str, Any], text: str) -> Any:
+    """What a call in `text` gives, in place of the executor's `eval`, to which all of its module would be at hand: the
+    objects of conversations are, of all that the module has `held`, and neither modules nor builtins."""
+    return eval(text, {"__builtins__": {}, **{name: held[name] for name in held if name.endswith("_instance")}})  # noqa: S307 - of that alone
 
 
 def _without_files(memory: Any) -> None:

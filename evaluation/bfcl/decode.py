@@ -16,10 +16,8 @@ from evaluation.bfcl.versions import V3, Version
 
 Calls = list[dict[str, Any]]
 
-_DOTTED_NAME = re.compile(r"[a-z]\w*(\.[a-z]\w*)*", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"[a-z]\w*", re.ASCII | re.IGNORECASE)
 _PARAMETER = re.compile(r"[a-z_]\w*", re.ASCII | re.IGNORECASE)
-# They take the process apart that evaluates them, or wait for a person.
-_NEVER_CALLED = frozenset(("input", "breakpoint", "help", "exit", "quit"))
 
 
 def decoded_calls(completion: Completion, version: Version = V3) -> Calls:
@@ -38,8 +36,9 @@ def executable(calls: Calls) -> list[str]:
     """Calls as the Python text that the executor evaluates, as the package's `convert_to_function_call` writes it.
 
     The package writes names and parameters as they come, so that what a model calls a name is code to the executor.
-    Here one that is no dotted name of ASCII letters (private ones are none), or has such a parameter, becomes a text
-    that fails when evaluated and runs nothing: what is left are calls by name with literal arguments.
+    Here one that is no name of ASCII letters (private and dotted ones are none: no tool has such a name there), or has
+    such a parameter, becomes a text that fails when evaluated and runs nothing: what is left are calls by name with
+    literal arguments. Which names there are then is the checkers' process's matter.
     """
     return [
         _text(name, arguments) if _is_plain(name, arguments) else f"{name[:100]!r}()"
@@ -50,8 +49,7 @@ def executable(calls: Calls) -> list[str]:
 
 def _is_plain(name: str, arguments: dict[str, Any]) -> bool:
     """Whether a call's text would call what it names, and do nothing else."""
-    named = bool(_DOTTED_NAME.fullmatch(name)) and name not in _NEVER_CALLED
-    return named and all(map(_PARAMETER.fullmatch, arguments))
+    return bool(_NAME.fullmatch(name)) and all(map(_PARAMETER.fullmatch, arguments))
 
 
 def _text(name: str, arguments: dict[str, Any]) -> str:

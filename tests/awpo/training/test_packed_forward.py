@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,18 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from trl.trainer.utils import add_fused_lm_head
 
-from awpo.model_attention import why_not_packed
+from awpo.model_attention import arguments, why_not_packed
 from awpo.prefix_attention import Layout, tree_attention
 from awpo.training.packed_forward import idle_apart, log_probabilities, packed_rows, take_packed_rows
 
@@ -168,6 +177,19 @@ def test_models_that_attend_otherwise_are_named(tmp_path: Path) -> None:
     assert "of its own" in str(why_not_packed(eager))
     dropping = qwen3(attention_dropout=0.1)
     assert "dropout" in str(why_not_packed(dropping))
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_window_is_seen_where_no_layer_is_of_a_kind(window: int | None) -> None:
+    """Mistral, Mixtral, Phi-3 and others have one window for all layers."""
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window))
+    reason = why_not_packed(model)
+    assert reason == (None if window is None else "the model's attention has a sliding window")
+    take_packed_rows(model)
+    one = packed_rows(torch.tensor([[3, 4, 5, 6]]), torch.ones(1, 4, dtype=torch.long), 2, None)
+    packed = next(one)
+    with nullcontext() if window is None else pytest.raises(NotImplementedError, match="sliding_window"):
+        model(**arguments(packed.layout, packed.input_ids, packed.position_ids))
 
 
 def test_a_checkpoint_says_nothing_of_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,19 @@ from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess, NoAnswer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
+
+
+BUILTINS = (
+    "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'catch_warnings'][0]()._module.__builtins__"
+)
+
+
+def escaped(text: str) -> str:
+    """Code that finds Python's builtins although none are at hand, and evaluates `text` with them."""
+    return f"(lambda found: found['eval']({text!r}, {{'__builtins__': found}}))({BUILTINS})"
+
+
+ENDLESS = escaped("[0 for _ in iter(int, 1)]")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +74,7 @@ def test_what_gets_past_the_deny_list_is_refused(
     checker: CheckerProcess, item: BfclItem, target: Path, text: str
 ) -> None:
     text = text.format(target=target, folder=target.parent, pid=os.getpid())
-    (result,) = checker.execute(item, [text])
+    (result,) = checker.execute(item, [escaped(text)])
     assert "Error during execution" in result
     assert "refused while model output is executed" in result or "not allowed" in result
     assert "precious" not in result
@@ -71,6 +85,20 @@ def test_a_call_cannot_write_its_own_verdict(checker: CheckerProcess, item: Bfcl
     forge = "[__import__('os').write(n, b'{\"results\": [\"forged\"]}\\n') for n in (3, 4, 5) if n] or f"
     forged, listed = checker.execute(item, executable([{forge: {}}, {"pwd": {}}]))
     assert "'str' object is not callable" in forged
+    assert "current_working_directory" in listed
+
+
+@pytest.mark.parametrize("text", ["json.dumps(1)", "inspect.os.getpid()", "CLASS_FILE_PATH_MAPPING.clear()", "print()"])
+def test_nothing_of_the_executors_module_is_at_hand(checker: CheckerProcess, item: BfclItem, text: str) -> None:
+    """Not even if a name with a dot got there."""
+    (result,) = checker.execute(item, [text])
+    assert result == f"Error during execution: name {re.split('[.(]', text)[0]!r} is not defined"
+
+
+@pytest.mark.parametrize("name", ["inspect.os.getpid", "CLASS_FILE_PATH_MAPPING.clear", "a.b", "exit", "globals"])
+def test_a_model_calls_tools_alone(checker: CheckerProcess, item: BfclItem, name: str) -> None:
+    called, listed = checker.execute(item, executable([{name: {}}, {"pwd": {}}]))
+    assert called.startswith("Error during execution: ")
     assert "current_working_directory" in listed
 
 
@@ -93,7 +121,7 @@ def test_memory_is_limited_and_the_process_lives_on(checker: CheckerProcess, ite
 
 def test_print_and_input_reach_nobody(checker: CheckerProcess, item: BfclItem) -> None:
     """Standard input and output carry jobs and answers: a model's text must not speak there."""
-    assert checker.execute(item, ['print(\'{"results": ["mine"]}\')', "input()"])[0] == "None"
+    assert checker.execute(item, [escaped('print(\'{"results": ["mine"]}\')'), escaped("input()")])[0] == "None"
     assert checker.execute(item, ["1 + 1"]) == ["2"]
 
 
@@ -104,7 +132,7 @@ def test_what_a_call_writes_for_the_answers_costs_it_its_answer(item: BfclItem, 
     with CheckerProcess() as checker:
         for number in range(3, 10):
             try:
-                checker.execute(item, [f"__import__('os').write({number}, {written!r}.encode() + b'\\n')"])
+                checker.execute(item, [escaped(f"__import__('os').write({number}, {written!r}.encode() + b'\\n')")])
             except NoAnswer as error:
                 told.append(str(error))
         assert told == ["checker:no_json"]
@@ -117,7 +145,7 @@ def test_a_call_that_never_ends_is_ended_and_costs_no_other_conversation(item: B
         done = ["ticket_login(username='user123',password='12345')"]
         (logged_in,) = checker.execute(other, done)
         with pytest.raises(NoAnswer, match="checker:time_limit"):
-            checker.execute(item, ["[0 for _ in iter(int, 1)]"])
+            checker.execute(item, [ENDLESS])
         assert checker.failures == 1
         status = ["ticket_get_login_status()"]
         (after,) = checker.execute(other, status, earlier=[done])
@@ -131,8 +159,8 @@ def test_an_item_that_never_ends_costs_no_other_item_its_verdict(item: BfclItem)
     """Items are sent ahead of the answers: the one at fault is told, those behind it are asked again."""
     assert item.answer is not None
     right = [[list(calls)] if calls else [] for calls in item.answer]
-    endless = [[["[0 for _ in iter(int, 1)]"]], *right[1:]]
-    leaving = [[["__import__('sys').exit()"]], *right[1:]]
+    endless = [[[ENDLESS]], *right[1:]]
+    leaving = [[[escaped("__import__('sys').exit()")]], *right[1:]]
     asked = [right, endless, right, leaving, leaving, right, []]
     with CheckerProcess(item_seconds=3.0) as checker:
         found = checker.check([(item, turns) for turns in asked])
@@ -154,7 +182,7 @@ def test_an_item_that_never_ends_costs_no_other_item_its_verdict(item: BfclItem)
 def test_an_exit_ends_the_process_and_is_told(item: BfclItem, text: str) -> None:
     with CheckerProcess() as checker:
         with pytest.raises(NoAnswer, match="checker:ended"):
-            checker.execute(item, [text])
+            checker.execute(item, [escaped(text)])
         assert checker.execute(item, ["1 + 1"]) == ["2"]
 
 
