@@ -6,7 +6,6 @@ item by item and resampled by dialogue. Runs that did not answer the same questi
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from awpo.artifacts import read_manifest
 from awpo.errors import UserError
-from evaluation.items import GREEDY, ITEMS, SCORES, Item, by_item, mean_correct, read_items
+from evaluation.items import GREEDY, ITEMS, Item, by_item, mean_correct, read_items, read_scores
 from evaluation.statistics import paired_difference
 
 Mode = Literal["greedy", "sampled"]
@@ -80,8 +79,9 @@ def read_run(folder: Path) -> EvaluationRun:
         raise UserError(f"{folder} is not a finished evaluation (no manifest.json); run the evaluation first")
     items = tuple(read_items(folder / ITEMS))
     _check_single(items, folder / ITEMS)
-    rows = json.loads((folder / SCORES).read_text("utf-8"))
-    protocols = {f"{row['benchmark']}/{row['split']}": row["protocol"] for row in rows if row.get("protocol")}
+    protocols = {
+        f"{row['benchmark']}/{row['split']}": row["protocol"] for row in read_scores(folder) if row.get("protocol")
+    }
     return EvaluationRun(folder, items, manifest.config, protocols)
 
 

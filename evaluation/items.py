@@ -254,3 +254,14 @@ def _pass_at(groups: Sequence[Sequence[Item]]) -> dict[str, float]:
         for k in PASS_AT
         if k <= fewest
     }
+
+
+def read_scores(folder: Path) -> list[ScoreRow]:
+    """The rows of an evaluation's scores.json. Raises UserError where it is damaged."""
+    try:
+        rows = json.loads((folder / SCORES).read_text("utf-8"))
+        if isinstance(rows, list) and all({"benchmark", "split"} <= row.keys() for row in rows):
+            return rows
+    except (OSError, ValueError, AttributeError, RecursionError):
+        pass
+    raise UserError(f"{folder / SCORES} is damaged or missing; evaluate into another folder, or delete this one")

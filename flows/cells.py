@@ -16,6 +16,7 @@ from prefect import flow
 from prefect.states import Cancelled
 
 from awpo.models import resolve_model
+from evaluation.items import read_scores
 from flows.parameters import PipelineSettings
 from flows.pieces import (
     THREADS_ALONE,
@@ -31,7 +32,7 @@ from flows.pieces import (
 )
 from tasks.cancellation import stop
 from tasks.comparison import Subject
-from tasks.evaluation import read_scores, score_metrics
+from tasks.evaluation import score_metrics
 from tasks.layout import Layout
 from tasks.parents import child_run
 from tasks.tracking_store import Tracking

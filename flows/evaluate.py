@@ -12,6 +12,7 @@ from prefect import flow
 
 from awpo.artifacts import read_manifest
 from awpo.config import CorpusConfig, EndpointConfig, EvaluationConfig, RationaleConfig
+from evaluation.items import read_scores
 from evaluation.target import Target
 from flows.form_parameters import check_parameters
 from flows.parameters import PipelineSettings, read_pipeline
@@ -19,7 +20,7 @@ from flows.pieces import THREADS_ALONE, prepare_instances
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
 from tasks.evaluation import evaluate as evaluate_checkpoint
-from tasks.evaluation import read_scores, score_metrics
+from tasks.evaluation import score_metrics
 from tasks.layout import Layout, checkpoint_of
 from tasks.model import build_model
 from tasks.parents import close_runs, parent_run

@@ -48,12 +48,24 @@ class Allowed:
         for part in os.environ.get(ENDPOINTS, "").split(","):
             address, _, variable = part.strip().partition("=")
             if address:
+                _check_entry(address)
                 pairs.add((_origin(address), variable or DEFAULT_VARIABLE))
         return cls(tuple(root.resolve() for root in roots), frozenset(pairs))
 
     @property
     def variables(self) -> frozenset[str]:
         return frozenset({DEFAULT_VARIABLE} | {variable for _, variable in self.endpoints})
+
+
+def _check_entry(address: str) -> None:
+    """Raises UserError where an address of `ENDPOINTS` names no server: it would let through what names none either."""
+    try:
+        parts = urlsplit(address)
+        named = parts.scheme.lower() in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        named = False
+    if not named:
+        raise UserError(f"{_line(address)} in {ENDPOINTS} names no server; write https://HOST[:PORT]=VARIABLE")
 
 
 def check_parameters() -> None:

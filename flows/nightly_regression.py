@@ -18,6 +18,7 @@ from awpo.artifacts import input_identity
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
 from awpo.types import content_hash
+from evaluation.items import read_scores
 from evaluation.nightly import MARGIN, Night
 from evaluation.nights import FLIPS, NIGHT, write_night
 from flows.form_parameters import check_parameters
@@ -25,7 +26,7 @@ from flows.parameters import PositiveShare
 from flows.pieces import THREADS_ALONE
 from flows.preflight import check_writable
 from tasks.cancellation import stops_its_tasks
-from tasks.evaluation import evaluate, read_scores
+from tasks.evaluation import evaluate
 from tasks.nightly import NAMED_FLIPS, broken_items, compare_night, emit_night, show_trend
 from tasks.parents import close_runs, parent_run
 from tasks.patience import patience_of_this_run

@@ -18,12 +18,13 @@ from pydantic import Field
 
 from awpo.config import EvaluationConfig
 from awpo.errors import UserError
+from evaluation.items import read_scores
 from flows.form_parameters import check_parameters
 from flows.parameters import Share
 from flows.pieces import THREADS_ALONE
 from flows.preflight import check_out
 from tasks.cancellation import stops_its_tasks
-from tasks.evaluation import evaluate, find_score, read_scores
+from tasks.evaluation import evaluate, find_score
 from tasks.layout import checkpoint_of
 from tasks.parents import close_runs, parent_run
 from tasks.promotion import promoted

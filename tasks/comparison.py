@@ -15,7 +15,8 @@ from awpo.artifacts import read_manifest
 from awpo.events import METRICS, Tail
 from awpo.files import write_atomically
 from evaluation.bfcl.averages import NON_LIVE_CALLS
-from tasks.evaluation import find_score, read_scores
+from evaluation.items import read_scores
+from tasks.evaluation import find_score
 from tasks.stage_run import show_markdown, show_table
 from tasks.tracking import RunFile, TrackedRun, stands
 from tasks.tracking_store import Tracking

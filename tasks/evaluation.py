@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from awpo.config import EvaluationConfig
+from evaluation.items import read_scores
 from evaluation.target import Target, evaluation_identity, take_up_again
 from tasks.progress import say
 from tasks.slots import GPU
@@ -128,12 +128,6 @@ def evaluation_job(checkpoint: Target, instances: Path | None, out: Path, config
         "out": str(out),
         "config": config.model_dump(mode="json"),
     }
-
-
-def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """The rows of an evaluation's scores.json."""
-    rows = json.loads((folder / "scores.json").read_text("utf-8"))
-    return list(rows)
 
 
 def find_score(

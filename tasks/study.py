@@ -19,9 +19,10 @@ from awpo.errors import UserError
 from awpo.events import METRICS, Tail
 from awpo.methods import get_method
 from awpo.types import content_hash
+from evaluation.items import read_scores
 from evaluation.study_cells import NO_JUDGE, CellResult, add_cell, read_cells
 from evaluation.study_report import study_json, study_markdown, write_study
-from tasks.evaluation import evaluate, find_score, read_scores
+from tasks.evaluation import evaluate, find_score
 from tasks.layout import Cell
 from tasks.stage_run import show_markdown
 from tasks.tracking import TrackedRun

@@ -27,6 +27,12 @@ USUAL_TOKENS = 1024
 MOST_CHOICES, MOST_STOPS = 128, 16
 LARGEST_BODY = 32 * 2**20
 
+_TEMPLATE_OPTIONS = {
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+}
+"""What a tokenizer's `apply_chat_template` takes besides what it hands on to the template."""
 _DONE = {
     "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stop", "n", "seed",
     "chat_template_kwargs",
@@ -102,6 +108,9 @@ def _prompt_ids(body: dict[str, Any], tokenizer: Any) -> list[int]:
     options = body.get("chat_template_kwargs") or {}
     if not isinstance(options, dict):
         raise Refused("'chat_template_kwargs' must be an object")
+    # What a template is told, and nothing that says how: a client's own template would be a program of the client's.
+    if ours := sorted(_TEMPLATE_OPTIONS & options.keys()):
+        raise Refused(f"'chat_template_kwargs' may not set {', '.join(ours)}")
     try:
         text = tokenizer.apply_chat_template(
             [_for_template(message) for message in messages],
@@ -155,10 +164,13 @@ def make_application(engine: Engine, name: str) -> Starlette:
         return JSONResponse({"error": {"message": str(error), "type": kind}}, status_code=error.status)
 
     async def body_of(request: Request) -> Any:
-        if int(request.headers.get("content-length") or 0) > LARGEST_BODY:
-            raise Refused(f"the body is longer than {LARGEST_BODY} bytes", 413)
+        body = bytearray()
+        async for part in request.stream():  # a body in chunks tells no length
+            body += part
+            if max(len(body), int(request.headers.get("content-length") or 0)) > LARGEST_BODY:
+                raise Refused(f"the body is longer than {LARGEST_BODY} bytes", 413)
         try:
-            return json.loads(await request.body())
+            return json.loads(body)
         except (ValueError, RecursionError):
             raise Refused("the body is not JSON") from None
 

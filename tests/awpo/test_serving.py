@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,7 @@ from awpo.judge_endpoint import EndpointJudge
 from awpo.judgement import Judgement
 from awpo.processes import children_of
 from awpo.serving import vllm
+from awpo.serving.application import LARGEST_BODY
 from awpo.serving.process import ModelServer
 from awpo.types import Completion
 
@@ -155,6 +158,11 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "'tool_calls' cannot be read",
     ),
+    "a template of the client's": (
+        {"chat_template_kwargs": {"chat_template": "{% for i in range(99999) %}{{ i }}{% endfor %}"}},
+        400,
+        "may not set chat_template",
+    ),
     "a long prompt": ({"messages": [{"role": "user", "content": "x y " * 20_000}]}, 400, "context of 16384"),
 }
 
@@ -166,6 +174,17 @@ def test_what_is_not_done_is_refused_not_ignored(server: ModelServer, name: str)
         post(server, **fields)
     assert caught.value.code == status
     assert message in json.load(caught.value)["error"]["message"]
+
+
+def test_a_body_in_chunks_is_bounded(server: ModelServer) -> None:
+    """It tells no length."""
+    address = urllib.parse.urlsplit(server.url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    parts = (b" " * 2**20 for _ in range(LARGEST_BODY // 2**20 + 1))
+    connection.request("POST", "/v1/chat/completions", parts, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert len(texts(post(server))) == 1
 
 
 def test_fields_that_ask_for_nothing_are_taken(server: ModelServer) -> None:

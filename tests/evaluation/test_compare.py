@@ -91,3 +91,13 @@ def test_an_answer_that_stands_in_a_result_twice_is_a_user_error(tmp_path: Path)
         stage.finish()
     with pytest.raises(UserError, match=r"items\.parquet has the sample 0 of the item i1 of held_out/test 2 times"):
         read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["{", "null", '{"a": 1}', '["a"]', "[{}]", "[" * 100_000])
+def test_damaged_scores_are_a_user_error(text: str, tmp_path: Path) -> None:
+    with open_stage(tmp_path, "evaluation", {}, {}) as stage:
+        write_items(tmp_path / ITEMS, WORSE.items)
+        (tmp_path / SCORES).write_text(text)
+        stage.finish()
+    with pytest.raises(UserError, match=r"scores\.json is damaged"):
+        read_run(tmp_path)

@@ -180,3 +180,11 @@ def test_whatever_a_form_holds_is_told_in_one_line_of_some_length(work: Path) ->
             check(parameters, Allowed.here())
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize("entry", ["llm.example=TEAM_KEY", "https://[bad=KEY", "https://=KEY", "ftp://llm.example=KEY"])
+def test_an_entry_of_the_owner_that_names_no_server_is_refused(entry: str, monkeypatch: Any) -> None:
+    """One without a scheme would let through every address without one."""
+    monkeypatch.setenv(ENDPOINTS, entry)
+    with pytest.raises(UserError, match="in AWPO_ENDPOINTS names no server"):
+        Allowed.here()
