@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from awpo.errors import UserError
@@ -47,4 +47,6 @@ def alone_in(folder: Path) -> Iterator[None]:
     finally:
         if descriptor in _held:
             _held.remove(descriptor)
+            with suppress(OSError):  # a child that has just been forked has not let go yet
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
