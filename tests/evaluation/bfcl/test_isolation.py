@@ -14,18 +14,9 @@ from evaluation.bfcl.data import BfclItem, read_category
 from evaluation.bfcl.decode import executable
 from evaluation.bfcl.package import INSTALL
 from evaluation.bfcl.process import CheckerProcess, NoAnswer
+from tests.evaluation.bfcl.escape import escaped
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bfcl_eval") is None, reason=f"needs: {INSTALL}")
-
-
-BUILTINS = (
-    "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'catch_warnings'][0]()._module.__builtins__"
-)
-
-
-def escaped(text: str) -> str:
-    """Code that finds Python's builtins although none are at hand, and evaluates `text` with them."""
-    return f"(lambda found: found['eval']({text!r}, {{'__builtins__': found}}))({BUILTINS})"
 
 
 ENDLESS = escaped("[0 for _ in iter(int, 1)]")

@@ -21,6 +21,7 @@ from evaluation.bfcl.package import Package
 from evaluation.bfcl.process import CheckerProcess
 from evaluation.bfcl.versions import V4
 from evaluation.generate import Generated, Question, Sampling
+from tests.evaluation.bfcl.escape import escaped
 
 pytestmark = pytest.mark.usefixtures("v4")
 RUNNABLE = ("memory_kv", "memory_rec_sum")
@@ -193,15 +194,15 @@ def test_a_memory_lost_with_its_process_is_made_again(checker_v4: CheckerProcess
 
 
 @pytest.mark.parametrize(
-    "call",
+    "code",
     [
-        "memory_append(text=open('/etc/passwd').read())",
-        "memory_append(text=__import__('socket').socket())",
-        "memory_append(text=__import__('pathlib').Path('x').write_text('x'))",
+        "open('/etc/passwd').read()",
+        "__import__('socket').socket()",
+        "__import__('pathlib').Path('x').write_text('x')",
     ],
 )
-def test_a_memory_reaches_no_file_and_no_network(checker_v4: CheckerProcess, call: str, v4: Package) -> None:
+def test_a_memory_reaches_no_file_and_no_network(checker_v4: CheckerProcess, code: str, v4: Package) -> None:
     session = _starting(read_sessions("memory_rec_sum", "notetaker", V4)[0], EMPTY)
-    (result,) = checker_v4.execute(session, [call])
+    (result,) = checker_v4.execute(session, [f"memory_append(text={escaped(code)})"])
     assert "refused while model output is executed" in result
     assert not Path("x").exists()
